@@ -1,0 +1,5 @@
+"""`python -m measureflow` is `measureflow`."""
+
+from measureflow.cli import app
+
+app()

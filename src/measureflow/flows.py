@@ -1,0 +1,242 @@
+"""Wasserstein gradient flow of a free energy, realised by interacting particles."""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from measureflow.batches import split_in_half
+from measureflow.free_energy import FreeEnergy
+from measureflow.measures import AbstractMeasure, Empirical
+from measureflow.preconditioners import AbstractPreconditioner
+from measureflow.problem import Problem
+from measureflow.pytrees import (
+    Parameters,
+    Particles,
+    add,
+    dimension,
+    particle_count,
+    root_mean_square_norm,
+    squared_norm,
+    strong,
+    subtract,
+)
+from measureflow.schedules import Tabulated
+from measureflow.validation import require_particles, require_positive
+
+
+class AbstractFlow(eqx.Module):
+    """How a problem is solved: a state, a pure step, and the measure that a state stands for."""
+
+    @abc.abstractmethod
+    def init(self, problem: Problem, initial: Any) -> Any:
+        """The state at step 0."""
+
+    @abc.abstractmethod
+    def step(self, problem: Problem, state: Any, batch: PyTree, key: Key[Array, ""]) -> Any:
+        """One step. Randomness is `key` folded with the state's step, so resuming is exact."""
+
+    @abc.abstractmethod
+    def measure(self, state: Any) -> AbstractMeasure:
+        """Q."""
+
+    @abc.abstractmethod
+    def observe(
+        self, problem: Problem, state: Any, batch: PyTree, key: Key[Array, ""], sampled_share: float
+    ) -> dict[str, Float[Array, ""]]:
+        """What history records of a state, on the batch of its step."""
+
+    @abc.abstractmethod
+    def tabulated(self, first: int, used: int, length: int) -> "AbstractFlow":
+        """The same flow for steps first, …, first + used − 1, its schedules as arrays of `length`."""
+
+
+class ParticleState(eqx.Module):
+    """Particles, the number of steps taken, and what optimiser or preconditioner remember."""
+
+    particles: Particles
+    step: Int[Array, ""]
+    memory: PyTree = None
+
+
+def _step_size(value: Any) -> Any:
+    return value if value is None or callable(value) else strong(value)
+
+
+class WassersteinFlow(AbstractFlow):
+    """The flow of F(Q) = ∫V dQ + ½∬W dQdQ + τ∫log q dQ, by Euler–Maruyama on N particles:
+
+        θᵢ ← θᵢ − η g (∇V(θᵢ) + (1/N) Σⱼ ∇₁W(θᵢ, θⱼ)) + √(2ητg) Zᵢ
+
+    `step_size` η is a number or any Optax schedule. `preconditioner` is g (default 1). Where τ = 0,
+    any Optax `optimiser` may take the steps instead, for each particle on its own.
+    """
+
+    step_size: Float[Array, ""] | Callable[[Int[Array, ""]], Any] | None = eqx.field(
+        converter=_step_size, default=None
+    )
+    preconditioner: AbstractPreconditioner | None = None
+    optimiser: optax.GradientTransformation | None = None
+
+    def __check_init__(self) -> None:
+        if (self.step_size is None) == (self.optimiser is None):
+            raise ValueError(
+                f"give WassersteinFlow either step_size or optimiser, got step_size={self.step_size} and "
+                f"optimiser={self.optimiser}; an Optax optimiser brings its own learning rate."
+            )
+        if self.step_size is not None and not callable(self.step_size):
+            require_positive("step_size", self.step_size, "1e-3 is a start.")
+        if self.preconditioner is not None and self.optimiser is not None:
+            raise ValueError(
+                f"give WassersteinFlow either preconditioner or optimiser, got {self.preconditioner} and "
+                f"{self.optimiser}; an Optax optimiser preconditions by itself."
+            )
+
+    def init(self, problem: Problem, initial: Any) -> ParticleState:
+        particles = require_particles("initial", initial, problem.template())
+        memory = None
+        if self.optimiser is not None:
+            self._require_no_temperature(problem)
+            memory = jax.vmap(self.optimiser.init)(particles)
+        if self.preconditioner is not None:
+            memory = self.preconditioner.init(particles)
+        return ParticleState(particles, jnp.zeros((), jnp.int32), memory)
+
+    def _require_no_temperature(self, problem: Problem) -> None:
+        temperature = problem.free_energy().temperature
+        if temperature is not None:
+            raise ValueError(
+                f"optimiser was given for a problem with temperature τ = {temperature}: noise through an "
+                "optimiser is not Langevin, and its law is not q*; use step_size=, with "
+                "preconditioner=mf.RMSPreconditioner(adapt_steps) for adaptive steps, or leave KL out."
+            )
+
+    def step(
+        self, problem: Problem, state: ParticleState, batch: PyTree, key: Key[Array, ""]
+    ) -> ParticleState:
+        energy = problem.free_energy(batch)
+        gradient = energy.wasserstein_gradient(state.particles)
+        if self.optimiser is not None:
+            updates, memory = jax.vmap(self.optimiser.update)(gradient, state.memory, state.particles)
+            particles = jax.tree.map(jnp.add, state.particles, updates)
+            return ParticleState(particles, state.step + 1, memory)
+        memory, precondition = state.memory, None
+        if self.preconditioner is not None:
+            memory = self.preconditioner.update(memory, gradient, state.step)
+            precondition = self.preconditioner.diagonal(memory, state.step)
+        particles = euler_maruyama(
+            state.particles,
+            gradient,
+            self.step_size_at(state.step),
+            energy.temperature,
+            precondition,
+            jax.random.fold_in(key, state.step),
+        )
+        return ParticleState(particles, state.step + 1, memory)
+
+    def step_size_at(self, step: Int[Array, ""]) -> Float[Array, ""]:
+        """η of this step."""
+        assert self.step_size is not None
+        return strong(self.step_size(step)) if callable(self.step_size) else self.step_size
+
+    def measure(self, state: ParticleState) -> Empirical:
+        return Empirical(state.particles)
+
+    def tabulated(self, first: int, used: int, length: int) -> "WassersteinFlow":
+        if self.step_size is None or not callable(self.step_size):
+            return self
+        return WassersteinFlow(Tabulated(self.step_size, first, used, length), self.preconditioner)
+
+    def observe(
+        self,
+        problem: Problem,
+        state: ParticleState,
+        batch: PyTree,
+        key: Key[Array, ""],
+        sampled_share: float,
+    ) -> dict[str, Float[Array, ""]]:
+        """Energies ∫ℓ, ∫(V−ℓ), ½∬W; L²(Q_N) norms of their gradients and of the sum; `repulsion`, the
+        size of the interaction relative to the loss gradient; `batch_noise`, relative to τ."""
+        particles = state.particles
+        loss, regulariser = problem.loss_energy(batch), FreeEnergy()
+        if problem.regulariser is not None:
+            regulariser = problem.regulariser.free_energy()
+        of_loss = loss.potential_gradient(particles)
+        of_potential = regulariser.potential_gradient(particles)
+        of_interaction = regulariser.interaction_gradient(particles)
+        loss_norm = root_mean_square_norm(of_loss)
+        interaction_norm = root_mean_square_norm(of_interaction)
+        return {
+            "loss": loss.potential_energy(particles),
+            "potential": regulariser.potential_energy(particles),
+            "interaction": regulariser.interaction_energy(particles),
+            "loss_gradient_norm": loss_norm,
+            "potential_gradient_norm": root_mean_square_norm(of_potential),
+            "interaction_gradient_norm": interaction_norm,
+            "gradient_norm": root_mean_square_norm(add(add(of_loss, of_potential), of_interaction)),
+            "repulsion": interaction_norm / loss_norm,
+            "batch_noise": self._batch_noise(problem, state, batch, sampled_share),
+        }
+
+    def _batch_noise(
+        self, problem: Problem, state: ParticleState, batch: PyTree, sampled_share: float
+    ) -> Float[Array, ""]:
+        """η·tr(gC)/(2Jτ), C the covariance of the batch gradient; NaN where it cannot be known.
+
+        Two halves of a batch have mean gradients whose difference d has E dᵢ² = 4S/b, with S the
+        variance over cases; drawing b of n cases without replacement makes C = S/b·(1 − b/n).
+        """
+        temperature = problem.free_energy(batch).temperature
+        halves = split_in_half(batch)
+        if temperature is None or halves is None or self.step_size is None:
+            return jnp.full((), jnp.nan)
+        first, second = (problem.loss_energy(half).potential_gradient(state.particles) for half in halves)
+        difference = subtract(first, second)
+        if self.preconditioner is not None:
+            # The diagonal as the last step left it.
+            g = self.preconditioner.diagonal(state.memory, jnp.maximum(state.step - 1, 0))
+            difference = jax.tree.map(lambda d, s: jnp.sqrt(s) * d, difference, _like(g, difference))
+            # Before the first step an adaptive diagonal has seen nothing.
+            trace_known = (state.step > 0) | (state.memory is None)
+            difference = jax.tree.map(lambda d: jnp.where(trace_known, d, jnp.nan), difference)
+        trace = squared_norm(difference) / (4 * particle_count(state.particles)) * (1 - sampled_share)
+        number = dimension(jax.tree.map(lambda leaf: leaf[0], state.particles))
+        return self.step_size_at(state.step) * trace / (2 * number * temperature)
+
+
+def _like(diagonal: Parameters, particles: Particles) -> Particles:
+    """The diagonal g against particles: one leading axis more, scalars spread out."""
+    return jax.tree.map(lambda g, x: jnp.broadcast_to(g, x.shape[1:])[None], diagonal, particles)
+
+
+def euler_maruyama(
+    particles: Particles,
+    gradient: Particles,
+    step_size: Float[Array, ""],
+    temperature: Float[Array, ""] | None,
+    precondition: Parameters | None,
+    key: Key[Array, ""],
+) -> Particles:
+    """θ − ηg·gradient + √(2ητg) Z, with Z standard normal and g = 1 where there is none."""
+    leaves, structure = jax.tree.flatten(particles)
+    drifts = jax.tree.leaves(gradient)
+    diagonal = [None] * len(leaves)
+    if precondition is not None:
+        diagonal = jax.tree.leaves(_like(precondition, particles))
+    keys = jax.random.split(key, len(leaves))
+
+    def move(x: Array, drift: Array, g: Array | None, leaf_key: Array) -> Array:
+        rate = step_size.astype(x.dtype) if g is None else step_size.astype(x.dtype) * g
+        moved = x - rate * drift
+        if temperature is None:
+            return moved
+        noise = jax.random.normal(leaf_key, x.shape, x.dtype)
+        return moved + jnp.sqrt(2 * temperature.astype(x.dtype) * rate) * noise
+
+    moved = [move(*arguments) for arguments in zip(leaves, drifts, diagonal, keys, strict=True)]
+    return jax.tree.unflatten(structure, moved)

@@ -1,0 +1,301 @@
+"""Measures on parameter space: references P, initial laws Q₀, and the results Q of a flow."""
+
+import abc
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.scipy.linalg import solve_triangular
+from jax.scipy.special import digamma
+from jaxtyping import Array, Float, Key, PyTree
+from numpyro.distributions import Distribution, constraints
+
+from measureflow.pytrees import (
+    Parameters,
+    Particles,
+    as_matrix,
+    dimension,
+    is_concrete,
+    particle_count,
+    squared_distances,
+    strong,
+    strong_tree,
+    subtract,
+    total,
+)
+from measureflow.validation import require_particles, require_positive
+
+
+class AbstractMeasure(eqx.Module):
+    """A measure on the space of parameters θ, a pytree of arrays."""
+
+    @property
+    @abc.abstractmethod
+    def has_full_support(self) -> bool:
+        """Whether it is positive everywhere, as KL(·, P) and its gradient need."""
+
+    @abc.abstractmethod
+    def sample(self, key: Key[Array, ""], n: int) -> Particles:
+        """n independent draws: the pytree of θ with a leading axis n."""
+
+    @abc.abstractmethod
+    def log_density(self, theta: Parameters) -> Float[Array, ""]:
+        """log p(θ) with respect to Lebesgue measure."""
+
+    @abc.abstractmethod
+    def template(self) -> Parameters | None:
+        """Any point of the space, for its structure and shapes; None where any will do."""
+
+
+def _gaussian_scale(mean: Parameters, scale: PyTree) -> tuple[PyTree, bool]:
+    """The scale as one array per leaf of the mean, or as a matrix over the ravelled mean."""
+    structure = jax.tree.structure(mean)
+    number = dimension(mean)
+    if not isinstance(scale, (dict, list, tuple, eqx.Module)) and jnp.ndim(scale) == 0:
+        return jax.tree.map(lambda _: strong(scale), mean), False
+    if jax.tree.structure(scale) == structure:
+        leaves = [strong(leaf) for leaf in jax.tree.leaves(scale)]
+        shapes = [leaf.shape for leaf in jax.tree.leaves(mean)]
+        if all(s.shape in ((), shape) for s, shape in zip(leaves, shapes, strict=True)):
+            return jax.tree.unflatten(structure, leaves), False
+    if jnp.shape(jax.tree.leaves(scale)[0]) == (number, number):
+        matrix = strong(jax.tree.leaves(scale)[0])
+        if is_concrete(matrix) and not np.allclose(np.triu(np.asarray(matrix), 1), 0):
+            raise ValueError(
+                f"Gaussian scale must be lower-triangular, got {matrix}; "
+                "pass jnp.linalg.cholesky(covariance)."
+            )
+        return matrix, True
+    raise ValueError(
+        f"Gaussian scale has shapes {jax.tree.map(jnp.shape, scale)}, the mean "
+        f"{jax.tree.map(jnp.shape, mean)}; pass a scalar, a pytree like the mean, or a "
+        f"lower-triangular matrix of shape {(number, number)}."
+    )
+
+
+class Gaussian(AbstractMeasure):
+    """N(mean, scale·scaleᵀ): p(θ) = |2πΣ|^-½ exp(−½ (θ−m)ᵀ Σ⁻¹ (θ−m)).
+
+    The mean's pytree gives the shape of θ. `scale` holds standard deviations (a scalar, or a pytree
+    like the mean), or is a lower-triangular matrix over the ravelled mean.
+    """
+
+    mean: Parameters
+    scale: PyTree[Float[Array, "..."]]
+    full_rank: bool = eqx.field(static=True)
+
+    def __init__(self, mean: PyTree, scale: PyTree):
+        self.mean = strong_tree(mean)
+        self.scale, self.full_rank = _gaussian_scale(self.mean, scale)
+        deviations = jnp.diagonal(self.scale) if self.full_rank else self.scale
+        require_positive("Gaussian scale", deviations, "it is a standard deviation.")
+
+    @property
+    def has_full_support(self) -> bool:
+        return True
+
+    def sample(self, key: Key[Array, ""], n: int) -> Particles:
+        leaves, structure = jax.tree.flatten(self.mean)
+        keys = jax.random.split(key, len(leaves))
+        noise = [jax.random.normal(k, (n, *m.shape), m.dtype) for k, m in zip(keys, leaves, strict=True)]
+        return jax.vmap(self.from_standard)(jax.tree.unflatten(structure, noise))
+
+    def from_standard(self, z: Parameters) -> Parameters:
+        """m + scale·z: standard normal coordinates to θ (the reparametrisation of FD-GVI)."""
+        if self.full_rank:
+            flat, unravel = ravel_pytree(z)
+            z = unravel(self.scale @ flat)
+            return jax.tree.map(jnp.add, self.mean, z)
+        return jax.tree.map(lambda m, s, x: m + s * x, self.mean, self.scale, z)
+
+    def to_standard(self, theta: Parameters) -> Parameters:
+        """scale⁻¹(θ − m): θ in coordinates whitened by this measure."""
+        difference = subtract(theta, self.mean)
+        if self.full_rank:
+            flat, unravel = ravel_pytree(difference)
+            return unravel(solve_triangular(self.scale, flat, lower=True))
+        return jax.tree.map(jnp.divide, difference, self.scale)
+
+    def log_density(self, theta: Parameters) -> Float[Array, ""]:
+        z = self.to_standard(theta)
+        squares = total(jax.tree.map(jnp.square, z))
+        return -0.5 * (squares + dimension(self.mean) * math.log(2 * math.pi)) - self.log_determinant()
+
+    def log_determinant(self) -> Float[Array, ""]:
+        """log |scale|."""
+        if self.full_rank:
+            return jnp.sum(jnp.log(jnp.diagonal(self.scale)))
+        return total(jax.tree.map(lambda m, s: jnp.broadcast_to(jnp.log(s), m.shape), self.mean, self.scale))
+
+    def entropy(self) -> Float[Array, ""]:
+        """H = ½ J log(2πe) + log |scale|."""
+        return 0.5 * dimension(self.mean) * math.log(2 * math.pi * math.e) + self.log_determinant()
+
+    def covariance(self) -> Float[Array, "J J"]:
+        """Σ over the ravelled mean."""
+        if self.full_rank:
+            return self.scale @ self.scale.T
+        deviations = jax.tree.map(lambda m, s: jnp.broadcast_to(s, m.shape), self.mean, self.scale)
+        return jnp.diag(jnp.square(ravel_pytree(deviations)[0]))
+
+    def template(self) -> Parameters:
+        return self.mean
+
+
+class Uniform(AbstractMeasure):
+    """The uniform measure on the box low ≤ θ ≤ high."""
+
+    low: Parameters
+    high: Parameters
+
+    def __init__(self, low: PyTree, high: PyTree):
+        self.low, self.high = strong_tree(low), strong_tree(high)
+        if jax.tree.map(jnp.shape, self.low) != jax.tree.map(jnp.shape, self.high):
+            raise ValueError(
+                f"Uniform low and high differ in shape, got {jax.tree.map(jnp.shape, low)} and "
+                f"{jax.tree.map(jnp.shape, high)}; give both the shape of θ."
+            )
+        require_positive("Uniform high − low", subtract(self.high, self.low), "swap the ends.")
+
+    @property
+    def has_full_support(self) -> bool:
+        return False
+
+    def sample(self, key: Key[Array, ""], n: int) -> Particles:
+        leaves, structure = jax.tree.flatten(self.low)
+        keys = jax.tree.unflatten(structure, list(jax.random.split(key, len(leaves))))
+        return jax.tree.map(
+            lambda k, a, b: jax.random.uniform(k, (n, *a.shape), a.dtype, minval=a, maxval=b),
+            keys,
+            self.low,
+            self.high,
+        )
+
+    def log_density(self, theta: Parameters) -> Float[Array, ""]:
+        widths = jax.tree.map(lambda a, b: jnp.log(b - a), self.low, self.high)
+        inside = [
+            jnp.all((a <= x) & (x <= b))
+            for x, a, b in zip(*map(jax.tree.leaves, (theta, self.low, self.high)), strict=True)
+        ]
+        return jnp.where(jnp.all(jnp.stack(inside)), -total(widths), -jnp.inf)
+
+    def template(self) -> Parameters:
+        return self.low
+
+
+class Flat(AbstractMeasure):
+    """Lebesgue measure: log p = 0. Not a probability measure, so the theory's promises about
+    unique minimisers do not cover it unless the loss itself keeps the mass together."""
+
+    @property
+    def has_full_support(self) -> bool:
+        return True
+
+    def sample(self, key: Key[Array, ""], n: int) -> Particles:
+        raise ValueError("a Flat measure cannot be sampled; draw initial particles from a Gaussian.")
+
+    def log_density(self, theta: Parameters) -> Float[Array, ""]:
+        return jnp.zeros((), jax.tree.leaves(theta)[0].dtype)
+
+    def template(self) -> None:
+        return None
+
+
+class Empirical(AbstractMeasure):
+    """(1/N) Σᵢ δ(θᵢ): the measure that particles are."""
+
+    particles: Particles
+
+    def __init__(self, particles: PyTree):
+        self.particles = require_particles("Empirical particles", particles)
+
+    @property
+    def has_full_support(self) -> bool:
+        return False
+
+    def sample(self, key: Key[Array, ""], n: int) -> Particles:
+        """n draws with replacement."""
+        chosen = jax.random.randint(key, (n,), 0, particle_count(self.particles))
+        return jax.tree.map(lambda leaf: leaf[chosen], self.particles)
+
+    def log_density(self, theta: Parameters) -> Float[Array, ""]:
+        raise ValueError("an Empirical measure has no density; use a Gaussian, or MMD², which needs none.")
+
+    def moment_matched(self) -> Gaussian:
+        """The Gaussian with the particles' means and standard deviations, coordinate by coordinate."""
+        mean = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), self.particles)
+        deviation = jax.tree.map(lambda leaf: jnp.std(leaf, axis=0), self.particles)
+        return Gaussian(mean, deviation)
+
+    def entropy(self, neighbour: int = 5) -> Float[Array, ""]:
+        """The Kozachenko–Leonenko estimate of −∫ q log q from distances to the k-th neighbour:
+
+            ψ(N) − ψ(k) + log |B_J| + (J/N) Σᵢ log ρₖ(i).
+
+        Its bias grows quickly with the dimension, so N ≥ 20·2ᴶ is required. Coincident particles
+        have entropy −∞, as atoms do.
+        """
+        n, number = particle_count(self.particles), dimension(self.template())
+        if n < 20 * 2**number:
+            raise ValueError(
+                f"the entropy of {n} particles in {number} dimensions cannot be estimated (it takes "
+                f"N ≥ 20·2^J); use problem.stationarity, which needs no density, or a Gaussian measure."
+            )
+        points = as_matrix(self.particles)
+        distances = jax.lax.map(
+            lambda point: jnp.sort(squared_distances(point[None], points)[0])[neighbour],
+            points,
+            batch_size=256,
+        )
+        log_ball = 0.5 * number * math.log(math.pi) - math.lgamma(number / 2 + 1)
+        psi = digamma(jnp.asarray(float(n))) - digamma(jnp.asarray(float(neighbour)))
+        return psi + log_ball + 0.5 * number * jnp.mean(jnp.log(distances))
+
+    def template(self) -> Parameters:
+        return jax.tree.map(lambda leaf: leaf[0], self.particles)
+
+
+def _is_distribution(node: Any) -> bool:
+    return isinstance(node, Distribution)
+
+
+class FromDistribution(AbstractMeasure):
+    """A NumPyro distribution, or a pytree of independent ones, as a measure."""
+
+    distribution: PyTree
+
+    def __init__(self, distribution: PyTree):
+        leaves = jax.tree.leaves(distribution, is_leaf=_is_distribution)
+        if not leaves or not all(map(_is_distribution, leaves)):
+            raise TypeError(
+                f"FromDistribution takes a NumPyro distribution or a pytree of them, got "
+                f"{distribution!r}; wrap constants in numpyro.distributions.Delta."
+            )
+        self.distribution = distribution
+
+    @property
+    def has_full_support(self) -> bool:
+        leaves = jax.tree.leaves(self.distribution, is_leaf=_is_distribution)
+        supports = [getattr(leaf.support, "base_constraint", leaf.support) for leaf in leaves]
+        return all(support in (constraints.real, constraints.real_vector) for support in supports)
+
+    def sample(self, key: Key[Array, ""], n: int) -> Particles:
+        leaves, structure = jax.tree.flatten(self.distribution, is_leaf=_is_distribution)
+        keys = jax.random.split(key, len(leaves))
+        draws = [leaf.sample(k, (n,)) for leaf, k in zip(leaves, keys, strict=True)]
+        return jax.tree.unflatten(structure, draws)
+
+    def log_density(self, theta: Parameters) -> Float[Array, ""]:
+        return total(
+            jax.tree.map(
+                lambda d, x: jnp.sum(d.log_prob(x)), self.distribution, theta, is_leaf=_is_distribution
+            )
+        )
+
+    def template(self) -> Parameters:
+        shapes = jax.eval_shape(lambda: self.sample(jax.random.key(0), 1))
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), shapes)

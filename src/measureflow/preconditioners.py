@@ -1,0 +1,87 @@
+"""Diagonal preconditioners g: θ ← θ − ηg·∇_W F + √(2ητg) Z.
+
+The same g scales drift and noise, so once it stands still the invariant law is that of g = 1.
+"""
+
+import abc
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from measureflow.pytrees import Parameters, Particles, strong, strong_tree
+from measureflow.validation import require_count, require_positive
+
+
+class AbstractPreconditioner(eqx.Module):
+    """g, one number per coordinate of θ, shared by all particles."""
+
+    @abc.abstractmethod
+    def init(self, particles: Particles) -> PyTree:
+        """What it remembers."""
+
+    @abc.abstractmethod
+    def update(self, memory: PyTree, gradient: Particles, step: Int[Array, ""]) -> PyTree:
+        """What it remembers after seeing the drift of this step."""
+
+    @abc.abstractmethod
+    def diagonal(self, memory: PyTree, step: Int[Array, ""]) -> Parameters:
+        """g at this step, after the update."""
+
+
+class FixedPreconditioner(AbstractPreconditioner):
+    """A constant g > 0: a pytree like θ (leaves may be scalars)."""
+
+    scale: Parameters = eqx.field(converter=strong_tree)
+
+    def __check_init__(self) -> None:
+        require_positive("FixedPreconditioner scale", self.scale, "it multiplies the step size.")
+
+    def init(self, particles: Particles) -> None:
+        return None
+
+    def update(self, memory: None, gradient: Particles, step: Int[Array, ""]) -> None:
+        return None
+
+    def diagonal(self, memory: None, step: Int[Array, ""]) -> Parameters:
+        return self.scale
+
+
+class RMSPreconditioner(AbstractPreconditioner):
+    """g = 1/(√v + ε), v the running mean of squared drifts over particles and steps.
+
+    It adapts for `adapt_steps` steps and then freezes. While it adapts the chain has no invariant
+    law, so nothing before `adapt_steps` is a sample of q*.
+    """
+
+    adapt_steps: int = eqx.field(static=True)
+    decay: Float[Array, ""] = eqx.field(converter=strong, default=0.99)
+    epsilon: Float[Array, ""] = eqx.field(converter=strong, default=1e-6)
+
+    def __check_init__(self) -> None:
+        require_count("RMSPreconditioner adapt_steps", self.adapt_steps, 1, "it freezes after them.")
+        require_positive("RMSPreconditioner epsilon", self.epsilon, "it bounds g by 1/ε.")
+        require_positive("RMSPreconditioner decay", self.decay, "0.99 averages over 100 steps.")
+        require_positive("RMSPreconditioner 1 − decay", 1 - self.decay, "0.99 averages over 100 steps.")
+
+    def init(self, particles: Particles) -> Parameters:
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), particles)
+
+    def update(self, memory: Parameters, gradient: Particles, step: Int[Array, ""]) -> Parameters:
+        adapting = step < self.adapt_steps
+
+        def on_leaf(mean_square: Array, drift: Array) -> Array:
+            decay = self.decay.astype(drift.dtype)
+            seen = decay * mean_square + (1 - decay) * jnp.mean(jnp.square(drift), axis=0)
+            return jnp.where(adapting, seen, mean_square)
+
+        return jax.tree.map(on_leaf, memory, gradient)
+
+    def diagonal(self, memory: Parameters, step: Int[Array, ""]) -> Parameters:
+        updates = jnp.minimum(step + 1, self.adapt_steps).astype(self.decay.dtype)
+        started_at_zero = 1 - self.decay**updates
+        return jax.tree.map(
+            lambda v: 1 / (jnp.sqrt(v / started_at_zero.astype(v.dtype)) + self.epsilon.astype(v.dtype)),
+            memory,
+        )

@@ -1,0 +1,42 @@
+"""What a result file says of its origin."""
+
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import measureflow
+
+
+def provenance(seed: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """Version, commit, device, seed and settings of a result."""
+    device = jax.devices()[0]
+    return {
+        "measureflow": measureflow.__version__,
+        "commit": _commit(),
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "device": f"{device.platform}: {device.device_kind}",
+        "seed": seed,
+        "settings": settings,
+    }
+
+
+def _commit() -> str | None:
+    """The commit of a source checkout, marked where files differ from it; None for an installed package."""
+    folder = Path(__file__).parent
+    if not (folder.parent.parent / ".git").exists():
+        return None
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return described.stdout.strip()

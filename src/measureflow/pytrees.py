@@ -1,0 +1,125 @@
+"""Arithmetic on particles: a pytree θ, or a pytree whose leaves share a leading axis n."""
+
+import functools
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import Array, Float, PyTree
+
+#: A point θ of parameter space.
+Parameters: TypeAlias = PyTree[Float[Array, "..."]]
+#: N points: the same pytree with a leading axis.
+Particles: TypeAlias = PyTree[Float[Array, "n ..."]]
+
+# Up to this many dimensions, pairwise differences are formed one coordinate at a time: as fast as
+# a matrix product there, and free of its cancellation.
+_DIRECT_DIMENSIONS = 8
+
+
+def is_concrete(value: Any) -> bool:
+    """Whether `value` can be looked at now: checks of values are skipped while tracing."""
+    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
+
+
+def strong(value: Any) -> Array:
+    """`value` as a strongly typed floating-point array.
+
+    Python scalars and weak types would make a later call with an array of the same value trace
+    again.
+    """
+    dtype = jnp.result_type(value)
+    if not jnp.issubdtype(dtype, jnp.floating) or isinstance(value, float):
+        dtype = jnp.result_type(float)
+    return jax.lax.convert_element_type(jnp.asarray(value), dtype)
+
+
+def strong_tree(tree: PyTree) -> Parameters:
+    """`strong` on every leaf."""
+    return jax.tree.map(strong, tree)
+
+
+def particle_count(particles: Particles) -> int:
+    """N."""
+    return jax.tree.leaves(particles)[0].shape[0]
+
+
+def dimension(theta: Parameters) -> int:
+    """J, the number of coordinates of θ."""
+    return sum(leaf.size for leaf in jax.tree.leaves(theta))
+
+
+def add(x: PyTree, y: PyTree) -> PyTree:
+    """x + y."""
+    return jax.tree.map(jnp.add, x, y)
+
+
+def subtract(x: PyTree, y: PyTree) -> PyTree:
+    """x − y."""
+    return jax.tree.map(jnp.subtract, x, y)
+
+
+def scale(factor: Float[Array, ""], x: PyTree) -> PyTree:
+    """factor · x, in the precision of x."""
+    return jax.tree.map(lambda leaf: factor.astype(leaf.dtype) * leaf, x)
+
+
+def total(x: PyTree) -> Float[Array, ""]:
+    """The sum of all entries of all leaves."""
+    return sum((jnp.sum(leaf) for leaf in jax.tree.leaves(x)), start=jnp.zeros(()))
+
+
+def squared_norm(x: Parameters) -> Float[Array, ""]:
+    """‖x‖²."""
+    return total(jax.tree.map(jnp.square, x))
+
+
+def root_mean_square_norm(x: Particles) -> Float[Array, ""]:
+    """√(1/N Σᵢ ‖xᵢ‖²): the L²(Q_N) norm of a vector field on the particles."""
+    return jnp.sqrt(squared_norm(x) / particle_count(x))
+
+
+def as_matrix(particles: Particles) -> Float[Array, "n J"]:
+    """Every particle ravelled to a row, leaves in order."""
+    rows = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(particles)]
+    return jnp.concatenate(rows, axis=1)
+
+
+def inner_products(x: Particles, y: Particles) -> Float[Array, "n m"]:
+    """⟨xᵢ, yⱼ⟩, summed over leaves: no flattening, no n×m×J array."""
+    products = jax.tree.map(
+        lambda a, b: jnp.matmul(
+            a.reshape(a.shape[0], -1),
+            b.reshape(b.shape[0], -1).T,
+            precision=jax.lax.Precision.HIGHEST,
+        ),
+        x,
+        y,
+    )
+    return functools.reduce(jnp.add, jax.tree.leaves(products))
+
+
+def squared_distances(x: Particles, y: Particles) -> Float[Array, "n m"]:
+    """‖xᵢ − yⱼ‖². Coincident points have distance exactly zero.
+
+    In many dimensions distances come from inner products, after centring, without which close
+    particles would lose their distances to cancellation. What is left below the resolution of
+    that subtraction counts as coincident.
+    """
+    if dimension(jax.tree.map(lambda leaf: leaf[0], x)) <= _DIRECT_DIMENSIONS:
+        columns = zip(as_matrix(x).T, as_matrix(y).T, strict=True)
+        terms = [jnp.square(a[:, None] - b[None, :]) for a, b in columns]
+        return functools.reduce(jnp.add, terms)
+    centre = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0, keepdims=True), y)
+    x, y = subtract(x, centre), subtract(y, centre)
+    size = _squared_sizes(x)[:, None] + _squared_sizes(y)[None, :]
+    distance = size - 2 * inner_products(x, y)
+    resolution = 8 * jnp.finfo(distance.dtype).eps
+    return jnp.where(distance <= resolution * size, 0.0, distance)
+
+
+def _squared_sizes(x: Particles) -> Float[Array, " n"]:
+    """‖xᵢ‖²."""
+    sizes = [jnp.sum(jnp.square(leaf.reshape(leaf.shape[0], -1)), axis=1) for leaf in jax.tree.leaves(x)]
+    return functools.reduce(jnp.add, sizes)

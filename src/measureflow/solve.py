@@ -1,0 +1,393 @@
+"""The compiled loop: from a problem, a flow and a beginning to a measure."""
+
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, Key, PyTree
+from tqdm.auto import tqdm
+
+from measureflow.batches import AbstractBatches, Shuffled, Stacked, Whole, data_key, sampled_share
+from measureflow.flows import AbstractFlow, ParticleState
+from measureflow.measures import AbstractMeasure
+from measureflow.parametric import ParametricState
+from measureflow.problem import Problem
+from measureflow.pytrees import particle_count
+from measureflow.validation import require_count, require_leading_axis
+
+# The shapes of one compiled call: how many records and scheduled step sizes it can hold, and how many
+# batches are taken from an iterator at a time. Fixed, so that any number of steps is one program.
+_RECORDS = 128
+_SCHEDULED = 4096
+_STREAMED = 64
+# How long one compiled call should take: short enough for a progress bar and Ctrl-C, long enough to
+# forget the cost of the call. It groups steps; it never changes them.
+_SECONDS = 0.3
+
+
+class History(dict[str, np.ndarray]):
+    """Arrays by name, one entry per record: `history["loss"]` or `history.loss`."""
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"history has no {name!r}; it has {', '.join(self)}.") from None
+
+
+class Solution(eqx.Module):
+    """What `solve` returns: the measure Q, the history of the run, and the state to continue from."""
+
+    measure: AbstractMeasure
+    history: History
+    state: Any
+
+
+class RunError(RuntimeError):
+    """A run that could not go on. Nothing computed is lost: `state` is the last good state, to continue
+    from, and `history` what was recorded."""
+
+    def __init__(self, message: str, state: Any, history: History):
+        super().__init__(message)
+        self.state, self.history = state, history
+
+
+class DivergenceError(RunError):
+    """Particles left the finite numbers: `lost` (their indices) at `step`."""
+
+    def __init__(self, message: str, state: Any, history: History, step: int, lost: np.ndarray):
+        super().__init__(message, state, history)
+        self.step, self.lost = step, lost
+
+
+class DataExhaustedError(RunError):
+    """The iterator of batches ended before the steps did."""
+
+
+def run(
+    problem: Problem,
+    flow: AbstractFlow,
+    state: Any,
+    data: PyTree,
+    key: Key[Array, ""],
+    steps: int | Int[Array, ""],
+    *,
+    batch_size: int | None = None,
+) -> Any:
+    """The state after `steps` more steps: pure, to be jitted and vmapped.
+
+    `data` is a pytree of arrays with one row per case, all of which the loss sees at each step, or
+    `batch_size` of them; None if the loss takes none. `steps` may be traced.
+    """
+    return _advance(problem, flow, state, _batches(data, batch_size), key, steps)[0]
+
+
+def _advance(
+    problem: Problem,
+    flow: AbstractFlow,
+    state: Any,
+    batches: AbstractBatches,
+    key: Key[Array, ""],
+    steps: int | Int[Array, ""],
+    order: PyTree = None,
+) -> tuple[Any, PyTree]:
+    order_key = data_key(key)
+
+    def body(_: Array, carry: tuple[Any, PyTree]) -> tuple[Any, PyTree]:
+        state, order = carry
+        batch, order = batches.at(order, state.step, order_key)
+        return flow.step(problem, state, batch, key), order
+
+    if order is None:
+        order = batches.order(state.step, order_key)
+    return jax.lax.fori_loop(0, steps, body, (state, order))
+
+
+def _batches(data: PyTree, batch_size: int | None) -> AbstractBatches:
+    return Whole(data) if batch_size is None else Shuffled(data, batch_size)
+
+
+@eqx.filter_jit
+def _chunk(
+    problem: Problem,
+    flow: AbstractFlow,
+    state: Any,
+    batches: AbstractBatches,
+    key: Key[Array, ""],
+    records: Int[Array, ""],
+    steps: Int[Array, ""],
+) -> tuple[Any, dict[str, Array]]:
+    """`records` times: record the state, then take `steps` steps. All counts are data."""
+    order_key = data_key(key)
+    order = batches.order(state.step, order_key)
+
+    def observe(state: Any, order: PyTree) -> dict[str, Array]:
+        batch, _ = batches.at(order, state.step, order_key)
+        return flow.observe(problem, state, batch, key, sampled_share(batches))
+
+    def body(slot: Array, carry: tuple) -> tuple:
+        state, order, table = carry
+        row = observe(state, order) | {"step": state.step}
+        table = jax.tree.map(lambda column, value: column.at[slot].set(value), table, row)
+        state, order = _advance(problem, flow, state, batches, key, steps, order)
+        return state, order, table
+
+    shapes = jax.eval_shape(observe, state, order) | {"step": state.step}
+    table = jax.tree.map(lambda leaf: jnp.zeros((_RECORDS,), leaf.dtype), shapes)
+    state, _, table = jax.lax.fori_loop(0, records, body, (state, order, table))
+    return state, table
+
+
+class _Log:
+    """The rows of history that are kept: every `record_every` steps, the first and the last."""
+
+    def __init__(self, record_every: int):
+        self.record_every = record_every
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, table: dict[str, Array], records: int, *, always: bool = False) -> None:
+        columns = {name: np.asarray(column)[:records] for name, column in table.items()}
+        for row in range(records):
+            step = int(columns["step"][row])
+            seen = self.rows and self.rows[-1]["step"] == step
+            if not seen and (always or step % self.record_every == 0):
+                self.rows.append({name: column[row] for name, column in columns.items()})
+
+    def history(self) -> History:
+        names = ["step", *(name for name in self.rows[0] if name != "step")] if self.rows else []
+        return History({name: np.array([row[name] for row in self.rows]) for name in names})
+
+
+class _Arrays:
+    """Data that lies on the device: the same batches for every call."""
+
+    def __init__(self, data: PyTree, batch_size: int | None):
+        self.batches = _batches(data, batch_size)
+
+    def take(self, first: int, count: int) -> AbstractBatches:
+        return self.batches
+
+
+class _Stream:
+    """Data that comes from an iterator, a stack of batches at a time; a loader starts over at its end."""
+
+    def __init__(self, data: Iterable):
+        self.data, self.iterator, self.taken = data, iter(data), 0
+        self.batches: AbstractBatches | None = None
+
+    def take(self, first: int, count: int) -> AbstractBatches:
+        if count == 0 and self.batches is not None:
+            return self.batches
+        if count == 0:
+            # The record of the initial state looks at the first batch without using it up.
+            head = self._next()
+            self.iterator = _prepended(head, self.iterator)
+            taken = [head]
+        else:
+            taken = [self._next() for _ in range(count)]
+        padded = taken + [taken[-1]] * (_STREAMED - len(taken))
+        stack = jax.tree.map(lambda *leaves: jnp.asarray(np.stack([np.asarray(x) for x in leaves])), *padded)
+        self.batches = Stacked(stack, jnp.asarray(first, jnp.int32))
+        return self.batches
+
+    def _next(self) -> PyTree:
+        try:
+            return next(self.iterator)
+        except StopIteration:
+            if isinstance(self.data, Iterator):
+                raise
+            self.iterator = iter(self.data)
+            return next(self.iterator)
+
+
+def _prepended(head: PyTree, tail: Iterator) -> Iterator:
+    yield head
+    yield from tail
+
+
+def _source(data: Any, batch_size: int | None) -> _Arrays | _Stream:
+    opaque = not hasattr(data, "shape") and all(leaf is data for leaf in jax.tree.leaves(data))
+    if data is not None and opaque and isinstance(data, Iterable):
+        if batch_size is not None:
+            raise ValueError(
+                f"batch_size={batch_size} was given with an iterator of batches; let the iterator batch."
+            )
+        return _Stream(data)
+    if data is None:
+        if batch_size is not None:
+            raise ValueError(f"batch_size={batch_size} was given without data; pass data=(X, y).")
+        return _Arrays(None, None)
+    data = jax.tree.map(jnp.asarray, require_leading_axis("data", data, "case"))
+    if batch_size is not None:
+        cases = jax.tree.leaves(data)[0].shape[0]
+        batch_size = require_count("batch_size", batch_size, 1, "100 is a start.")
+        if batch_size > cases:
+            raise ValueError(
+                f"batch_size={batch_size} exceeds the {cases} cases of data; use at most {cases}."
+            )
+    return _Arrays(data, batch_size)
+
+
+def _finite(state: Any) -> Bool[Array, " n"]:
+    """Which particles are finite; for a parametric state, whether it is."""
+    if isinstance(state, ParticleState):
+        leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(state.particles)]
+        return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf), axis=1) for leaf in leaves]), axis=0)
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.parameters)]))[
+        None
+    ]
+
+
+_finite_jitted = eqx.filter_jit(_finite)
+
+
+def _next_call(step: int, end: int, record_every: int, budget: int) -> tuple[int, int]:
+    """(records, steps of each) of the next compiled call: whole record intervals, or part of one."""
+    if step % record_every == 0 and min(budget, end - step) >= record_every:
+        return min(_RECORDS, min(budget, end - step) // record_every), record_every
+    return 1, min(budget, record_every - step % record_every, end - step)
+
+
+def default_record_every(steps: int) -> int:
+    """About 1,000 records in a long run. A record costs about a step, so in a short one no more than
+    every tenth step has one, and at least a hundred are made."""
+    return max(1, steps // 1000, min(10, steps // 100))
+
+
+def solve(
+    problem: Problem,
+    flow: AbstractFlow,
+    initial: Any,
+    steps: int,
+    key: Key[Array, ""],
+    *,
+    data: Any = None,
+    batch_size: int | None = None,
+    record_every: int | None = None,
+    progress: bool = False,
+) -> Solution:
+    """Follow `flow` for `steps` steps from `initial`.
+
+    `initial` is particles, a `Gaussian` (ParametricFlow), or `solution.state`: then k more steps with
+    the same key equal one run of the sum, bit for bit. `data` is a pytree of arrays with one row per
+    case (with `batch_size`, shuffled epochs on the device, the remainder dropped) or an iterator of
+    batches. `steps=0` records and returns the beginning. The same key gives the same result.
+    """
+    steps = require_count("steps", steps, 0, "it counts the steps to take from `initial`.")
+    if record_every is None:
+        record_every = default_record_every(steps)
+    record_every = require_count("record_every", record_every, 1, "1 records every step.")
+    key = _typed_key(key)
+    source = _source(data, batch_size)
+    state = initial if _is_state(initial) else flow.init(problem, initial)
+    _warn_of_loneliness(problem, state)
+    return _Run(problem, flow, key, source, record_every).from_state(state, steps, progress)
+
+
+class _Run:
+    """One call of `solve`: compiled calls one after the other, and what is kept between them."""
+
+    def __init__(self, problem: Problem, flow: AbstractFlow, key: Array, source: Any, record_every: int):
+        self.problem, self.flow, self.key, self.source = problem, flow, key, source
+        self.log = _Log(record_every)
+
+    def call(self, state: Any, batches: AbstractBatches, records: int, steps: int) -> tuple[Any, dict]:
+        flow = self.flow.tabulated(int(state.step), max(records * steps, 1), _SCHEDULED)
+        counts = (jnp.asarray(records, jnp.int32), jnp.asarray(steps, jnp.int32))
+        return _chunk(self.problem, flow, state, batches, self.key, *counts)
+
+    def from_state(self, state: Any, steps: int, progress: bool) -> Solution:
+        step, end = int(state.step), int(state.step) + steps
+        _, table = self.call(state, self._take(state, 0), 1, 0)
+        self.log.add(table, 1, always=True)
+        self._require_finite_start(state)
+        most = _STREAMED if isinstance(self.source, _Stream) else _SCHEDULED
+        budget = min(most, 16)
+        with tqdm(total=steps, unit="step", disable=not progress, dynamic_ncols=True) as bar:
+            while step < end:
+                records, each = _next_call(step, end, self.log.record_every, budget)
+                began = time.perf_counter()
+                batches = self._take(state, records * each)
+                after, table = self.call(state, batches, records, each)
+                if not np.all(np.asarray(_finite_jitted(after))):
+                    self._raise_divergence(state, batches, records * each)
+                state, step = after, step + records * each
+                self.log.add(table, records)
+                rate = records * each / (time.perf_counter() - began)
+                budget = int(np.clip(rate * _SECONDS, 1, min(most, 8 * budget)))
+                bar.set_postfix(loss=f"{float(table['loss'][records - 1]):.4g}", refresh=False)
+                bar.update(records * each)
+        if steps:
+            _, table = self.call(state, self._take(state, 0), 1, 0)
+            self.log.add(table, 1, always=True)
+        return Solution(self.flow.measure(state), self.log.history(), state)
+
+    def _take(self, state: Any, count: int) -> AbstractBatches:
+        try:
+            return self.source.take(int(state.step), count)
+        except StopIteration:
+            raise DataExhaustedError(
+                f"the iterator of batches ended at or after step {int(state.step)}; pass one that goes on, "
+                "or a loader that can be started over. The exception's `state` can be continued from.",
+                state,
+                self.log.history(),
+            ) from None
+
+    def _require_finite_start(self, state: Any) -> None:
+        first = self.log.rows[0]
+        if np.isfinite(first["loss"]) and np.all(np.asarray(_finite_jitted(state))):
+            return
+        raise ValueError(
+            f"loss is {first['loss']} (mean over particles) at the initial particles, step {first['step']}; "
+            "check the loss, the data and `initial` for NaN, infinities and logarithms of zero."
+        )
+
+    def _raise_divergence(self, state: Any, batches: AbstractBatches, steps: int) -> None:
+        """The run is deterministic, so the step is found by bisection from the last good state."""
+        good, bad, last, failed = 0, steps, state, None
+        while bad - good > 1 or failed is None:
+            middle = max((good + bad) // 2, 1) if bad - good > 1 else bad
+            tried, _ = self.call(state, batches, 1, middle)
+            if np.all(np.asarray(_finite_jitted(tried))):
+                good, last = middle, tried
+            else:
+                bad, failed = middle, tried
+        lost = np.flatnonzero(~np.asarray(_finite_jitted(failed)))
+        total = len(np.asarray(_finite_jitted(failed)))
+        step = int(state.step) + bad
+        raise DivergenceError(
+            f"diverged at step {step}: {len(lost)} of {total} particles are no longer finite; try a smaller "
+            "step_size, a schedule that starts smaller, or preconditioner=mf.RMSPreconditioner(...). The "
+            "exception's `state` is the last finite one.",
+            last,
+            self.log.history(),
+            step,
+            lost,
+        )
+
+
+def _is_state(initial: Any) -> bool:
+    return isinstance(initial, ParticleState | ParametricState)
+
+
+def _typed_key(key: Any) -> Key[Array, ""]:
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
+        return key
+    if getattr(key, "dtype", None) == jnp.uint32 and getattr(key, "shape", None) == (2,):
+        return jax.random.wrap_key_data(key)
+    raise TypeError(f"key must be a JAX random key, got {key!r}; pass jax.random.key(0).")
+
+
+def _warn_of_loneliness(problem: Problem, state: Any) -> None:
+    repels = problem.free_energy().interaction is not None
+    if repels and isinstance(state, ParticleState) and particle_count(state.particles) == 1:
+        warnings.warn(
+            "one particle does not repel itself (∇₁κ(θ, θ) = 0): of MMD² only the pull of the reference, "
+            "its kernel mean embedding, acts; use several particles for repulsion.",
+            stacklevel=3,
+        )

@@ -1,0 +1,120 @@
+"""Uniform grids: points of parameter space, and free energies evaluated on them in double precision."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import PyTree
+from scipy.signal import fftconvolve
+
+from measureflow.free_energy import FreeEnergy
+from measureflow.kernels import AbstractKernel, AbstractRadialKernel
+from measureflow.problem import Problem
+from measureflow.pytrees import Particles
+
+_LARGEST_DENSE = 6_000
+
+
+class Grid:
+    """A uniform grid of shape (..., J), one axis per coordinate, or (G,) for one dimension."""
+
+    def __init__(self, grid: Any, template: PyTree | None):
+        points = np.asarray(grid, dtype=np.float64)
+        points = points[:, None] if points.ndim == 1 else points
+        self.shape, self.dimension = points.shape[:-1], points.shape[-1]
+        if len(self.shape) != self.dimension or min(self.shape) < 3:
+            raise ValueError(
+                f"grid must have shape (..., J) with one axis per dimension and at least 3 points on each, "
+                f"or (G,) in one dimension, got {np.shape(grid)}; see numpy.meshgrid and numpy.stack."
+            )
+        self.spacing = np.array([_spacing(points, axis) for axis in range(self.dimension)])
+        self.cell = float(np.prod(self.spacing))
+        self.flat = points.reshape(-1, self.dimension)
+        self.template = jnp.zeros(self.dimension) if template is None else template
+        ravelled, self.unravel = ravel_pytree(self.template)
+        if ravelled.size != self.dimension:
+            raise ValueError(
+                f"grid has {self.dimension} dimensions, the problem's reference {ravelled.size}; "
+                "give both the same."
+            )
+
+    @property
+    def particles(self) -> Particles:
+        """Every grid point as a particle."""
+        return jax.vmap(self.unravel)(jnp.asarray(self.flat, ravel_pytree(self.template)[0].dtype))
+
+    def evaluate(self, function: Any) -> np.ndarray:
+        """A function of θ at every grid point."""
+        return np.asarray(_on_particles(function, self.particles), dtype=np.float64)
+
+
+@eqx.filter_jit
+def _on_particles(function: Any, particles: Particles) -> jax.Array:
+    return jax.lax.map(function, particles, batch_size=4096)
+
+
+def _spacing(points: np.ndarray, axis: int) -> float:
+    steps = np.diff(points, axis=axis)
+    first = steps.reshape(-1, steps.shape[-1])[0]
+    size = float(np.linalg.norm(first))
+    if not size > 0 or not np.allclose(steps, first, atol=1e-3 * size):
+        raise ValueError(f"grid is not uniform along axis {axis}; use numpy.linspace and numpy.meshgrid.")
+    return size
+
+
+class GridEnergy:
+    """V, W and τ of a problem on a grid, for probability vectors (mass per cell)."""
+
+    def __init__(self, problem: Problem, grid: Any, batch: PyTree = None):
+        self.grid = Grid(grid, problem.template())
+        self.energy: FreeEnergy = problem.free_energy(batch)
+        assert self.energy.potential is not None, "a problem has a loss"
+        self.potential = self.grid.evaluate(self.energy.potential)
+        if not np.all(np.isfinite(self.potential)):
+            raise ValueError(
+                "the potential V is not finite on all of the grid; narrow the grid or check the loss."
+            )
+        self.temperature = 0.0 if self.energy.temperature is None else float(self.energy.temperature)
+        self.kernel: AbstractKernel | None = self.energy.interaction
+        self._dense: np.ndarray | None = None
+        self._stencil: np.ndarray | None = None
+
+    def column(self, index: int) -> np.ndarray:
+        """W(·, θ_index)."""
+        if self.kernel is None:
+            return np.zeros(len(self.potential))
+        point = jax.tree.map(lambda leaf: leaf[index], self.grid.particles)
+        return self.grid.evaluate(eqx.Partial(self.kernel, point))
+
+    def interaction(self, mass: np.ndarray) -> np.ndarray:
+        """∫ W(·, θ′) dQ(θ′) on the grid: a convolution for radial kernels, else a matrix."""
+        if self.kernel is None:
+            return np.zeros_like(mass)
+        if isinstance(self.kernel, AbstractRadialKernel):
+            stencil = self._radial_stencil(self.kernel)
+            full = fftconvolve(mass.reshape(self.grid.shape), stencil, mode="same")
+            return full.reshape(-1)
+        if self._dense is None:
+            if len(mass) > _LARGEST_DENSE:
+                raise ValueError(
+                    f"a grid of {len(mass)} points is too large for a kernel that is not radial; use at most "
+                    f"{_LARGEST_DENSE} points."
+                )
+            self._dense = np.stack([self.column(i) for i in range(len(mass))])
+        return self._dense @ mass
+
+    def _radial_stencil(self, kernel: AbstractRadialKernel) -> np.ndarray:
+        if self._stencil is None:
+            offsets = [
+                np.arange(-(n - 1), n) * h for n, h in zip(self.grid.shape, self.grid.spacing, strict=True)
+            ]
+            squares = sum(o**2 for o in np.meshgrid(*offsets, indexing="ij"))
+            self._stencil = np.asarray(kernel.profile(jnp.asarray(squares)), dtype=np.float64)
+        return self._stencil
+
+    def first_variation(self, mass: np.ndarray) -> np.ndarray:
+        """V + ∫ W(·, θ′) dQ(θ′)."""
+        return self.potential + self.interaction(mass)

@@ -1,0 +1,67 @@
+"""What a user may pass, and the words that say so: every message names the argument, its value and
+the remedy. Values that are being traced cannot be looked at, and are let through."""
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from measureflow.pytrees import is_concrete, strong_tree
+
+
+def require_positive(name: str, value: PyTree, remedy: str) -> None:
+    """Every entry of `value` is finite and > 0."""
+    if not is_concrete(value):
+        return
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(value)]
+    if not all(np.all(np.isfinite(leaf) & (leaf > 0)) for leaf in leaves):
+        shown = leaves[0].item() if len(leaves) == 1 and leaves[0].size == 1 else value
+        raise ValueError(f"{name} must be > 0 and finite, got {shown}; {remedy}")
+
+
+def require_count(name: str, value: Any, minimum: int, remedy: str) -> int:
+    """`value` as an integer of at least `minimum`."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}; {remedy}") from None
+    if count < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {count}; {remedy}")
+    return count
+
+
+def require_leading_axis(name: str, tree: PyTree, what: str) -> PyTree:
+    """`tree` as arrays that all share a leading axis of at least one `what`."""
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    if not paths:
+        raise ValueError(f"{name} holds no arrays; pass a pytree whose leaves have one row per {what}.")
+    shapes = {jax.tree_util.keystr(path) or "the array": jnp.shape(leaf) for path, leaf in paths}
+    if any(shape == () or shape[0] == 0 for shape in shapes.values()):
+        raise ValueError(
+            f"{name} needs a leading axis with at least one {what}, got shapes {shapes}; "
+            "for a single one, add the axis with x[None]."
+        )
+    if len({shape[0] for shape in shapes.values()}) > 1:
+        raise ValueError(
+            f"{name} has leaves that disagree in their leading axis, got shapes {shapes}; "
+            f"every leaf needs the same number of rows, one per {what}."
+        )
+    return tree
+
+
+def require_particles(name: str, particles: PyTree, template: PyTree | None = None) -> PyTree:
+    """`particles` as strongly typed arrays with one leading axis, each shaped like `template`."""
+    particles = strong_tree(require_leading_axis(name, particles, "particle"))
+    if template is None:
+        return particles
+    one = jax.tree.map(lambda leaf: leaf.shape[1:], particles)
+    expected = jax.tree.map(jnp.shape, template)
+    if jax.tree.structure(particles) != jax.tree.structure(template) or one != expected:
+        raise ValueError(
+            f"{name} holds particles of shape {one}, but the reference measure is on {expected}; "
+            "give both the same pytree: the reference's mean has the shape of one particle."
+        )
+    return particles
