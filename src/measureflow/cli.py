@@ -1,8 +1,10 @@
 """The command line. The only module that knows typer and rich."""
 
 import json
+import sys
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -10,10 +12,13 @@ from rich.table import Table
 
 from measureflow import __version__
 from measureflow.demo import SETTINGS, Result, run_demo
+from measureflow.paper import NAMES, Claim
+from measureflow.paper import reproduce as run_reproduction
 from measureflow.provenance import provenance
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
-console = Console()
+# Piped into a file, a table keeps a readable width.
+console = Console(width=None if sys.stdout.isatty() else 140)
 
 
 def _show_version(wanted: bool) -> None:
@@ -51,8 +56,62 @@ def demo(
     console.print(_demo_table(results))
     demo_figure(results, picture)
     record = provenance(seed, SETTINGS) | {"rows": [row._asdict() for r in results for row in r.rows]}
-    numbers.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    _write_json(numbers, record)
     console.print(f"Wrote {picture} and {numbers}.")
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(NAMES)}; or all (all but uci).")],
+    out: Annotated[Path, typer.Option(help="Results go to OUT/NAME/.")] = Path("results"),
+    seed: Annotated[int, typer.Option(help="Seed of all randomness.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller, for a look.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")] = False,
+) -> None:
+    """Redraw the paper's figures and judge its claims; exit 1 if a claim of theory does not hold."""
+    from measureflow.plots import save_reproduction
+
+    names = [known for known in NAMES if known != "uci"] if name == "all" else [name]
+    if unknown := [wanted for wanted in names if wanted not in NAMES]:
+        raise typer.BadParameter(
+            f"unknown {unknown[0]!r}; known are {', '.join(NAMES)}, and all.", param_hint="NAME"
+        )
+    existing = [str(out / wanted) for wanted in names if (out / wanted).exists()]
+    if existing and not force:
+        raise typer.BadParameter(
+            f"{', '.join(existing)} exists; pass --force to overwrite, or another --out.", param_hint="--out"
+        )
+    broken = 0
+    for wanted in names:
+        began = time.perf_counter()
+        try:
+            result = run_reproduction(wanted, seed, quick=quick, progress=True)
+        except FileNotFoundError as missing:
+            console.print(f"[red]{missing}[/]")
+            raise typer.Exit(2) from None
+        seconds = time.perf_counter() - began
+        folder = out / wanted
+        save_reproduction(result, folder)
+        record = provenance(seed, result.settings) | {
+            "name": wanted,
+            "quick": quick,
+            "seconds": round(seconds, 1),
+        }
+        claims = [_recorded(claim, quick) for claim in result.claims]
+        _write_json(folder / "claims.json", claims)
+        _write_json(folder / "provenance.json", record | (result.tables or {}))
+        console.print(
+            _claims_table(
+                f"{wanted} — {NAMES[wanted]} ({seconds:.0f} s{', quick' if quick else ''})", result.claims
+            )
+        )
+        for title, rows in (result.tables or {}).items():
+            console.print(_rows_table(title, rows))
+        console.print(f"Wrote {folder}/figure.png, figure.svg, claims.json and provenance.json.")
+        broken += sum(not claim.holds for claim in result.claims if claim.kind == "theory")
+    if broken:
+        console.print(f"[bold red]{broken} claims of theory do not hold.[/]")
+        raise typer.Exit(1)
 
 
 def _demo_table(results: list[Result]) -> Table:
@@ -72,3 +131,43 @@ def _demo_table(results: list[Result]) -> Table:
             f"{row.left_exact:.3f}",
         )
     return table
+
+
+def _recorded(claim: Claim, quick: bool) -> dict[str, Any]:
+    note = f"quick run, smaller than the paper's. {claim.note}" if quick else claim.note
+    return claim._asdict() | {"note": note}
+
+
+def _claims_table(title: str, claims: list[Claim]) -> Table:
+    table = Table(title=title)
+    for heading, ratio in (
+        ("claim", 4),
+        ("kind", 1),
+        ("expected", 2),
+        ("measured", 2),
+        ("holds", 1),
+        ("note", 4),
+    ):
+        table.add_column(heading, overflow="fold", ratio=ratio)
+    for claim in claims:
+        expected = _shown(claim.expected) + (f" {claim.tolerance}" if claim.tolerance else "")
+        verdict = "[green]yes[/]" if claim.holds else "[red]no[/]"
+        table.add_row(claim.claim, claim.kind, expected, _shown(claim.measured), verdict, claim.note)
+    return table
+
+
+def _rows_table(title: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(*rows[0], title=title)
+    for row in rows:
+        table.add_row(*[_shown(value) for value in row.values()])
+    return table
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -82,7 +82,7 @@ def run_demo(seed: int, progress: bool = False) -> Iterator[Result]:
                 law.wasserstein_1(particles),
                 law.expected_wasserstein_1(rng, n)[0],
                 float(np.mean(np.asarray(particles) < 0)),
-                law.mass_below(0.0),
+                float(law.mass_below(0.0)),
             )
             for label, law in targets.items()
         ]

@@ -56,6 +56,15 @@ class AbstractFlow(eqx.Module):
         """The same flow for steps first, …, first + used − 1, its schedules as arrays of `length`."""
 
 
+def optimiser_step(
+    optimiser: optax.GradientTransformation, gradient: PyTree, memory: PyTree, parameters: PyTree
+) -> tuple[PyTree, PyTree]:
+    """One step of an Optax optimiser, which relies on JAX's standard promotion of types."""
+    with jax.numpy_dtype_promotion("standard"):
+        updates, memory = optimiser.update(gradient, memory, parameters)
+        return optax.apply_updates(parameters, updates), memory
+
+
 class ParticleState(eqx.Module):
     """Particles, the number of steps taken, and what optimiser or preconditioner remember."""
 
@@ -122,8 +131,8 @@ class WassersteinFlow(AbstractFlow):
         energy = problem.free_energy(batch)
         gradient = energy.wasserstein_gradient(state.particles)
         if self.optimiser is not None:
-            updates, memory = jax.vmap(self.optimiser.update)(gradient, state.memory, state.particles)
-            particles = jax.tree.map(jnp.add, state.particles, updates)
+            move = eqx.Partial(optimiser_step, self.optimiser)
+            particles, memory = jax.vmap(move)(gradient, state.memory, state.particles)
             return ParticleState(particles, state.step + 1, memory)
         memory, precondition = state.memory, None
         if self.preconditioner is not None:
@@ -160,25 +169,26 @@ class WassersteinFlow(AbstractFlow):
         key: Key[Array, ""],
         sampled_share: float,
     ) -> dict[str, Float[Array, ""]]:
-        """Energies ∫ℓ, ∫(V−ℓ), ½∬W; L²(Q_N) norms of their gradients and of the sum; `repulsion`, the
-        size of the interaction relative to the loss gradient; `batch_noise`, relative to τ."""
+        """Energies: `loss` ∫ℓ, `reference` ∫(V−ℓ), `interaction` ½∬W; L²(Q_N) norms of their gradients and
+        of the sum; `repulsion`, the size of the interaction relative to the loss gradient; `batch_noise`
+        relative to τ."""
         particles = state.particles
         loss, regulariser = problem.loss_energy(batch), FreeEnergy()
         if problem.regulariser is not None:
             regulariser = problem.regulariser.free_energy()
         of_loss = loss.potential_gradient(particles)
-        of_potential = regulariser.potential_gradient(particles)
+        of_reference = regulariser.potential_gradient(particles)
         of_interaction = regulariser.interaction_gradient(particles)
         loss_norm = root_mean_square_norm(of_loss)
         interaction_norm = root_mean_square_norm(of_interaction)
         return {
             "loss": loss.potential_energy(particles),
-            "potential": regulariser.potential_energy(particles),
+            "reference": regulariser.potential_energy(particles),
             "interaction": regulariser.interaction_energy(particles),
             "loss_gradient_norm": loss_norm,
-            "potential_gradient_norm": root_mean_square_norm(of_potential),
+            "reference_gradient_norm": root_mean_square_norm(of_reference),
             "interaction_gradient_norm": interaction_norm,
-            "gradient_norm": root_mean_square_norm(add(add(of_loss, of_potential), of_interaction)),
+            "gradient_norm": root_mean_square_norm(add(add(of_loss, of_reference), of_interaction)),
             "repulsion": interaction_norm / loss_norm,
             "batch_noise": self._batch_noise(problem, state, batch, sampled_share),
         }
@@ -187,6 +197,9 @@ class WassersteinFlow(AbstractFlow):
         self, problem: Problem, state: ParticleState, batch: PyTree, sampled_share: float
     ) -> Float[Array, ""]:
         """η·tr(gC)/(2Jτ), C the covariance of the batch gradient; NaN where it cannot be known.
+
+        It is the share by which batches heat each particle's law. All particles see the same batch, so
+        most of it moves the ensemble as a whole and shows less in its spread.
 
         Two halves of a batch have mean gradients whose difference d has E dᵢ² = 4S/b, with S the
         variance over cases; drawing b of n cases without replacement makes C = S/b·(1 − b/n).
@@ -209,7 +222,7 @@ class WassersteinFlow(AbstractFlow):
         return self.step_size_at(state.step) * trace / (2 * number * temperature)
 
 
-def _like(diagonal: Parameters, particles: Particles) -> Particles:
+def _like(diagonal: Parameters, particles: Particles) -> PyTree[Float[Array, "1 ..."]]:
     """The diagonal g against particles: one leading axis more, scalars spread out."""
     return jax.tree.map(lambda g, x: jnp.broadcast_to(g, x.shape[1:])[None], diagonal, particles)
 

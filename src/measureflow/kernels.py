@@ -77,7 +77,7 @@ def _radial_jvp(primals: tuple, tangents: tuple) -> tuple:
 
 
 def _scaled_distance(squared_distance: Float[Array, "..."], lengthscale: Array) -> Float[Array, "..."]:
-    """√s/ℓ, with derivative 0 instead of ∞ at s = 0."""
+    """√s/σ, with derivative 0 instead of ∞ at s = 0."""
     coincident = squared_distance <= 0
     return jnp.where(coincident, 0.0, jnp.sqrt(jnp.where(coincident, 1.0, squared_distance))) / lengthscale
 
@@ -98,7 +98,7 @@ class SquaredExponential(AbstractRadialKernel):
 
 
 class Matern(AbstractRadialKernel):
-    """Matérn, with r = ‖x − y‖/ℓ:
+    """Matérn, with r = ‖x − y‖/σ:
 
     ν = ½: exp(−r);   ν = 3⁄2: (1 + √3 r) exp(−√3 r);   ν = 5⁄2: (1 + √5 r + 5r²/3) exp(−√5 r).
     """
@@ -126,7 +126,7 @@ class Matern(AbstractRadialKernel):
 
 
 class InverseMultiquadric(AbstractRadialKernel):
-    """κ(x, y) = (1 + ‖x − y‖²/ℓ²)^(−½)."""
+    """κ(x, y) = (1 + ‖x − y‖²/σ²)^(−½)."""
 
     lengthscale: Float[Array, ""] = eqx.field(converter=strong)
 

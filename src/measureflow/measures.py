@@ -17,7 +17,6 @@ from numpyro.distributions import Distribution, constraints
 from measureflow.pytrees import (
     Parameters,
     Particles,
-    as_matrix,
     dimension,
     is_concrete,
     particle_count,
@@ -245,18 +244,29 @@ class Empirical(AbstractMeasure):
                 f"the entropy of {n} particles in {number} dimensions cannot be estimated (it takes "
                 f"N ≥ 20·2^J); use problem.stationarity, which needs no density, or a Gaussian measure."
             )
-        points = as_matrix(self.particles)
-        distances = jax.lax.map(
-            lambda point: jnp.sort(squared_distances(point[None], points)[0])[neighbour],
-            points,
-            batch_size=256,
-        )
+        distances = _neighbour_distances(self.particles, neighbour)
         log_ball = 0.5 * number * math.log(math.pi) - math.lgamma(number / 2 + 1)
         psi = digamma(jnp.asarray(float(n))) - digamma(jnp.asarray(float(neighbour)))
         return psi + log_ball + 0.5 * number * jnp.mean(jnp.log(distances))
 
     def template(self) -> Parameters:
         return jax.tree.map(lambda leaf: leaf[0], self.particles)
+
+
+def _neighbour_distances(particles: Particles, neighbour: int) -> Float[Array, " n"]:
+    """Squared distances to the k-th neighbour: one pass over all points, each inserted into every
+    particle's sorted list of the nearest so far (itself among them). Memory O(N)."""
+
+    def insert(nearest: tuple[Array, ...], point: Parameters) -> tuple[tuple[Array, ...], None]:
+        distance = squared_distances(particles, jax.tree.map(lambda leaf: leaf[None], point))[:, 0]
+        kept = []
+        for near in nearest:
+            kept.append(jnp.minimum(near, distance))
+            distance = jnp.maximum(near, distance)
+        return tuple(kept), None
+
+    first = jnp.full((particle_count(particles),), jnp.inf, jax.tree.leaves(particles)[0].dtype)
+    return jax.lax.scan(insert, (first,) * (neighbour + 1), particles)[0][-1]
 
 
 def _is_distribution(node: Any) -> bool:

@@ -10,7 +10,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from measureflow.flows import AbstractFlow
+from measureflow.flows import AbstractFlow, optimiser_step
 from measureflow.integration import draws
 from measureflow.measures import Empirical, Gaussian
 from measureflow.problem import Problem, value_parts
@@ -117,8 +117,7 @@ class ParametricFlow(AbstractFlow):
     ) -> ParametricState:
         step_key = jax.random.fold_in(key, state.step)
         gradient = jax.grad(self._objective)(state.parameters, problem, batch, step_key)
-        updates, memory = self.optimiser.update(gradient, state.memory, state.parameters)
-        parameters = jax.tree.map(jnp.add, state.parameters, updates)
+        parameters, memory = optimiser_step(self.optimiser, gradient, state.memory, state.parameters)
         return ParametricState(parameters, state.step + 1, memory)
 
     def measure(self, state: ParametricState) -> Gaussian:

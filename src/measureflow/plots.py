@@ -11,11 +11,23 @@ from matplotlib.figure import Figure
 
 from measureflow.demo import GRID, Result
 from measureflow.measures import Gaussian
+from measureflow.paper import Reproduction
 from measureflow.theory import quartic_loss
 from measureflow.theory.laws import AtomicLaw
 
+WIDTH = 0.15  # of a histogram's bars
+
 # The colour-blind safe palette of Okabe and Ito.
 COLOURS = {"DE": "#E69F00", "DLE": "#0072B2", "DRE": "#CC79A7", "DRLE": "#009E73", "FD-GVI": "#D55E00"}
+
+
+def save_reproduction(result: Reproduction, folder: Path) -> None:
+    """`figure.png` and `figure.svg` of a reproduction."""
+    figure = Figure(figsize=result.figure_size, layout="constrained", dpi=150)
+    result.draw(figure)
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / "figure.png")
+    figure.savefig(folder / "figure.svg")
 
 
 def demo_figure(results: Sequence[Result], path: Path) -> None:
@@ -28,7 +40,7 @@ def demo_figure(results: Sequence[Result], path: Path) -> None:
 
 def _demo_panel(axis: Axes, result: Result) -> None:
     colour = COLOURS[result.method]
-    bins = np.arange(-3.55, 2.6, 0.1)
+    bins = np.arange(-3.575, 2.6, WIDTH).tolist()
     if isinstance(result.measure, Gaussian):
         density = np.exp([float(result.measure.log_density(jnp.full(1, theta))) for theta in GRID])
         axis.fill_between(GRID, density, color=colour, alpha=0.45, label="$Q$, the best Gaussian found")
@@ -36,7 +48,7 @@ def _demo_panel(axis: Axes, result: Result) -> None:
         axis.hist(result.particles, bins, density=True, color=colour, alpha=0.45, label="particles")
     if isinstance(result.law, AtomicLaw):
         # An atom as tall as the histogram bar that would hold its mass.
-        heights = np.diff(result.law.cumulative, prepend=0.0) / 0.1
+        heights = np.diff(result.law.cumulative, prepend=0.0) / WIDTH
         label = "exact limit (Theorem 1)" if result.method == "DE" else "exact $Q^*$"
         axis.vlines(result.law.atoms, 0, heights, "k", linestyles="--", linewidth=1.3, label=label)
     if result.density is not None:

@@ -99,7 +99,9 @@ class Problem(eqx.Module):
             )
         if isinstance(measure, Empirical):
             measure = Empirical(require_particles("measure", measure.particles, self.template()))
-        return _value_parts(self, measure, integral(measure, key, samples), batch)
+        parts = _value_parts(self, measure, integral(measure, key, samples), batch)
+        # Compiled functions return dictionaries in alphabetical order; this is the order of L(Q).
+        return {name: parts[name] for name in ("loss", *dict.fromkeys(d.name for _, d in self.terms()))}
 
     def wasserstein_gradient(self, particles: PyTree, batch: PyTree = None) -> Particles:
         """∇V(θᵢ) + (1/N) Σⱼ ∇₁W(θᵢ, θⱼ) at each particle: the drift, without the entropy's part."""

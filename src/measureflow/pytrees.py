@@ -12,6 +12,8 @@ from jaxtyping import Array, Float, PyTree
 Parameters: TypeAlias = PyTree[Float[Array, "..."]]
 #: N points: the same pytree with a leading axis.
 Particles: TypeAlias = PyTree[Float[Array, "n ..."]]
+#: M other points.
+OtherParticles: TypeAlias = PyTree[Float[Array, "m ..."]]
 
 # Up to this many dimensions, pairwise differences are formed one coordinate at a time: as fast as
 # a matrix product there, and free of its cancellation.
@@ -86,7 +88,7 @@ def as_matrix(particles: Particles) -> Float[Array, "n J"]:
     return jnp.concatenate(rows, axis=1)
 
 
-def inner_products(x: Particles, y: Particles) -> Float[Array, "n m"]:
+def inner_products(x: Particles, y: OtherParticles) -> Float[Array, "n m"]:
     """⟨xᵢ, yⱼ⟩, summed over leaves: no flattening, no n×m×J array."""
     products = jax.tree.map(
         lambda a, b: jnp.matmul(
@@ -100,7 +102,7 @@ def inner_products(x: Particles, y: Particles) -> Float[Array, "n m"]:
     return functools.reduce(jnp.add, jax.tree.leaves(products))
 
 
-def squared_distances(x: Particles, y: Particles) -> Float[Array, "n m"]:
+def squared_distances(x: Particles, y: OtherParticles) -> Float[Array, "n m"]:
     """‖xᵢ − yⱼ‖². Coincident points have distance exactly zero.
 
     In many dimensions distances come from inner products, after centring, without which close

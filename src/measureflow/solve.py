@@ -58,7 +58,8 @@ class RunError(RuntimeError):
 
 
 class DivergenceError(RunError):
-    """Particles left the finite numbers: `lost` (their indices) at `step`."""
+    """Particles left the finite numbers: `lost` (their indices) at `step`. Those of `state` are finite, but
+    the lost ones are on their way out: begin again from earlier, with a smaller step."""
 
     def __init__(self, message: str, state: Any, history: History, step: int, lost: np.ndarray):
         super().__init__(message, state, history)
@@ -211,8 +212,8 @@ def _prepended(head: PyTree, tail: Iterator) -> Iterator:
 
 
 def _source(data: Any, batch_size: int | None) -> _Arrays | _Stream:
-    opaque = not hasattr(data, "shape") and all(leaf is data for leaf in jax.tree.leaves(data))
-    if data is not None and opaque and isinstance(data, Iterable):
+    arrays = hasattr(data, "shape") or isinstance(data, dict | list | tuple | eqx.Module)
+    if isinstance(data, Iterable) and not arrays:
         if batch_size is not None:
             raise ValueError(
                 f"batch_size={batch_size} was given with an iterator of batches; let the iterator batch."

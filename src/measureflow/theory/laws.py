@@ -18,8 +18,8 @@ class AbstractLaw(abc.ABC):
         """F⁻¹(u)."""
 
     @abc.abstractmethod
-    def mass_below(self, point: float) -> float:
-        """F(θ)."""
+    def mass_below(self, point: Any) -> np.ndarray:
+        """F(θ), at one point or at many."""
 
     def sample(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Independent draws, by inversion."""
@@ -66,8 +66,8 @@ class GridLaw(AbstractLaw):
     def quantile(self, probability: np.ndarray) -> np.ndarray:
         return np.interp(probability, self.cumulative, self.edges)
 
-    def mass_below(self, point: float) -> float:
-        return float(np.interp(point, self.edges, self.cumulative))
+    def mass_below(self, point: Any) -> np.ndarray:
+        return np.asarray(np.interp(point, self.edges, self.cumulative))
 
 
 class AtomicLaw(AbstractLaw):
@@ -90,6 +90,6 @@ class AtomicLaw(AbstractLaw):
         index = np.searchsorted(self.cumulative, probability)
         return self.atoms[np.minimum(index, len(self.atoms) - 1)]
 
-    def mass_below(self, point: float) -> float:
-        below = np.count_nonzero(self.atoms <= point)
-        return float(self.cumulative[below - 1]) if below else 0.0
+    def mass_below(self, point: Any) -> np.ndarray:
+        below = np.searchsorted(self.atoms, point, side="right")
+        return np.asarray(np.concatenate([[0.0], self.cumulative])[below])

@@ -47,7 +47,8 @@ def _stable_step_size(loss: Callable, lattice: Grid) -> Array:
         hessian = jax.hessian(lambda x: loss(unravel(x)))(flat)
         return jnp.sqrt(jnp.sum(jnp.square(hessian)))
 
-    return jnp.asarray(0.5 / lattice.evaluate(curvature).max())
+    # A loss without curvature has no stable limit of its own; moves are bounded by the cells.
+    return jnp.asarray(0.5 / max(lattice.evaluate(curvature).max(), 1e-6))
 
 
 @eqx.filter_jit

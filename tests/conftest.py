@@ -1,0 +1,23 @@
+"""Shapes and types are checked at run time, and nothing is promoted silently."""
+
+import os
+
+# Tests run side by side: one thread each, instead of all of them on all cores.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+
+import jax
+import pytest
+from jaxtyping import install_import_hook
+
+with install_import_hook("measureflow", "beartype.beartype"):
+    import measureflow  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def strict_promotion(request):
+    """Strict, but for tests that call Optax or NumPyro, which are not written for it."""
+    lenient = request.node.get_closest_marker("standard_promotion")
+    dtype, rank = ("standard", "allow") if lenient else ("strict", "raise")
+    with jax.numpy_dtype_promotion(dtype), jax.numpy_rank_promotion(rank):
+        yield

@@ -1,0 +1,139 @@
+"""The documentation runs: every Python block, in order, and prints what stands below it.
+
+`python tests/test_docs.py` runs the pages and writes outputs and pictures back into them.
+"""
+
+import contextlib
+import inspect
+import io
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import jax
+import pytest
+from matplotlib import pyplot as plt
+
+import measureflow as mf
+
+ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "docs/index.md", "docs/tutorial.md")
+BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n^```text\n(?P<output>.*?)^```$)?", re.M | re.S)
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+
+# Sums in single precision depend on the machine, by about 1e-6 relative, and a run of thousands of steps
+# passes that on. So numbers with a decimal point may differ by a fiftieth, and by one in the last digit
+# shown; whole numbers are counts, and may not.
+RELATIVE = 0.02
+
+
+def blocks(page: str) -> list[re.Match]:
+    return list(BLOCK.finditer((ROOT / page).read_text(encoding="utf-8")))
+
+
+def run(page: str, folder: Path) -> list[str]:
+    """What each block of a page prints, all of them in one namespace, pictures going to `folder`."""
+    plt.switch_backend("Agg")
+    namespace, printed = {"__name__": page}, []
+    with contextlib.chdir(folder):
+        for block in blocks(page):
+            code = compile(block["code"], f"{page}, character {block.start()}", "exec")
+            # Optax itself relies on promotion: Adam raises a weak float to an integer power.
+            promotion = "standard" if "optax" in block["code"] else jax.config.jax_numpy_dtype_promotion
+            with contextlib.redirect_stdout(io.StringIO()) as output, jax.numpy_dtype_promotion(promotion):
+                exec(code, namespace)
+            printed.append(output.getvalue())
+    plt.close("all")
+    return printed
+
+
+def agree(shown: str, printed: str) -> bool:
+    if NUMBER.split(shown) != NUMBER.split(printed):
+        return False
+    return all(map(numbers_agree, NUMBER.findall(shown), NUMBER.findall(printed)))
+
+
+def numbers_agree(shown: str, printed: str) -> bool:
+    if "." not in shown:
+        return shown == printed
+    last_digit = 10.0 ** -len(shown.split(".")[1].split("e")[0])
+    return abs(float(shown) - float(printed)) <= RELATIVE * abs(float(shown)) + 1.01 * last_digit
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_run_and_print_what_they_show(page, tmp_path):
+    printed = run(page, tmp_path)
+    assert printed, f"{page} has no Python blocks"
+    for block, output in zip(blocks(page), printed, strict=True):
+        assert agree(block["output"] or "", output), f"{page} shows\n{block['output']}\nbut prints\n{output}"
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "expected"),
+    [
+        ("L = -1.724", "L = -1.725", True),
+        ("L = -1.724", "L = 1.724", False),
+        ("W₁: 0.080", "W₁: 0.100", False),
+        ("5 of 300", "5 of 300", True),
+        ("5 of 300", "6 of 300", False),
+        ("mass 0.5", "weight 0.5", False),
+    ],
+)
+def test_the_comparison_tells_outputs_apart(shown, printed, expected):
+    assert agree(shown, printed) is expected
+
+
+def test_pictures_of_the_pages_exist():
+    for page in (*PAGES, "docs/theory.md"):
+        for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+            assert ((ROOT / page).parent / target).exists(), f"{page} shows {target}, which is not there"
+
+
+API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+PUBLIC = [*(f"mf.{name}" for name in mf.__all__), *(f"mf.theory.{name}" for name in mf.theory.__all__)]
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name != "mf.theory"])
+def test_api_page_names_everything_public(name):
+    short = name.split(".")[-1]
+    assert f"### {short}\n" in API
+    assert re.search(rf"^::: measureflow(\.\w+)*\.{short}$", API, re.M)
+
+
+@pytest.mark.parametrize("call", re.findall(r"^```python\n(mf\.[^`]*)```$", API, re.M))
+def test_api_page_shows_calls_as_they_are(call):
+    name, shown = re.fullmatch(r"mf\.([\w.]+)\((.*)\)\s*", call, re.S).groups()
+    function = mf
+    for part in name.split("."):
+        function = getattr(function, part)
+    parameters = inspect.signature(function).parameters.values()
+    first_keyword = next((p.name for p in parameters if p.kind is p.KEYWORD_ONLY), None)
+    expected = []
+    for parameter in parameters:
+        if parameter.name == first_keyword:
+            expected.append("*")
+        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+        expected.append(parameter.name + default)
+    assert [part.strip() for part in shown.split(",") if part.strip()] == expected
+
+
+def refresh(page: str) -> None:
+    """Run a page, and write its outputs into it and its pictures beside it."""
+    path = ROOT / page
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = iter(run(page, Path(folder)))
+        for picture in Path(folder).glob("*.png"):
+            shutil.copy(picture, ROOT / "docs" / "assets" / picture.name)
+
+    def filled(block: re.Match) -> str:
+        output = next(outputs)
+        code = f"```python\n{block['code']}```\n"
+        return code if block["output"] is None else f"{code}\n```text\n{output}```"
+
+    path.write_text(BLOCK.sub(filled, path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for each in PAGES:
+        refresh(each)

@@ -1,0 +1,95 @@
+"""Imports go one way, heavy libraries stay where they belong, and the promised names are there."""
+
+import ast
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import measureflow as mf
+
+FOLDER = Path(mf.__file__).parent
+MODULES = {
+    ".".join(["measureflow", *path.relative_to(FOLDER).with_suffix("").parts]).removesuffix(".__init__"): path
+    for path in FOLDER.rglob("*.py")
+}
+
+
+def imported(name):
+    """Every dotted name that a module imports, anywhere in it."""
+    path = MODULES[name]
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            source = ".".join([*parts, *([node.module] if node.module else [])])
+            for alias in node.names:
+                # `from package import module` imports the module; else the name is one of the source's.
+                whole = f"{source}.{alias.name}"
+                yield whole if whole in MODULES else source
+
+
+def test_imports_go_one_way():
+    graph = {name: {other for other in imported(name) if other in MODULES} - {name} for name in MODULES}
+    assert len(graph) > 20
+    assert "measureflow.measures" in graph["measureflow.kernels"], "the graph sees imports"
+    order = list(TopologicalSorter(graph).static_order())  # raises CycleError, naming the cycle
+    assert order.index("measureflow.kernels") < order.index("measureflow.solve")
+
+
+@pytest.mark.parametrize(
+    ("library", "allowed"),
+    [
+        ("matplotlib", {"plots"}),
+        ("typer", {"cli"}),
+        ("rich", {"cli"}),
+        ("sklearn", {"estimators", "datasets"}),
+    ],
+)
+def test_heavy_libraries_stay_in_their_modules(library, allowed):
+    users = {name for name in MODULES if any(other.split(".")[0] == library for other in imported(name))}
+    assert users <= {f"measureflow.{module}" for module in allowed}
+
+
+def test_the_test_sees_imports():
+    assert any(name.startswith("matplotlib") for name in imported("measureflow.plots"))
+    assert "measureflow.stein" in imported("measureflow.problem"), "also `from measureflow import stein`"
+
+
+def test_importing_measureflow_is_light():
+    heavy = ["matplotlib", "typer", "rich", "sklearn", "pandas", "IPython"]
+    program = f"import sys, measureflow; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert done.stderr == ""
+
+
+PROMISED = {
+    "measures": ["Gaussian", "Uniform", "Flat", "Empirical", "FromDistribution"],
+    "kernels": ["SquaredExponential", "Matern", "InverseMultiquadric", "median_heuristic"],
+    "statement": ["Problem", "KL", "SquaredMMD", "deep_ensemble", "deep_langevin_ensemble"],
+    "repulsion": ["deep_repulsive_ensemble", "deep_repulsive_langevin_ensemble"],
+    "numerics": ["WassersteinFlow", "ParametricFlow", "MeanFieldGaussian", "solve", "run", "theory"],
+}
+
+
+def test_promised_names():
+    assert {name for names in PROMISED.values() for name in names} <= set(mf.__all__)
+    assert len(set(mf.__all__)) == len(mf.__all__)
+    for name in mf.__all__:
+        assert hasattr(mf, name), name
+    assert callable(mf.theory.minimiser)
+    namespace = {}
+    exec("from measureflow import *", namespace)
+    assert set(mf.__all__) <= set(namespace)
+
+
+def test_every_module_says_what_it_is():
+    silent = [
+        name for name, path in MODULES.items() if not ast.get_docstring(ast.parse(path.read_text("utf-8")))
+    ]
+    assert not silent
