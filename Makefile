@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test verify bench docs clean
+.PHONY: demo test verify paper bench docs clean
+
+# Silences an announcement of mkdocs-material, which is not about this project.
+export NO_MKDOCS_2_WARNING = 1
 
 demo: $(VENV)/.demo
 	$(BIN)/measureflow demo --out build/demo --force
@@ -18,6 +21,12 @@ test: $(VENV)/.dev
 # Long statistical runs; writes docs/verification.md.
 verify: $(VENV)/.dev
 	$(BIN)/python -m verification
+
+# Every figure and claim of the paper; writes docs/paper.md. MEASUREFLOW_DATA names the UCI folder.
+paper: $(VENV)/.dev
+	$(BIN)/measureflow reproduce all --out build/paper --force
+	$(BIN)/measureflow reproduce uci --out build/paper --force
+	$(BIN)/python -m verification.paper_page build/paper
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/overhead.py

@@ -1,5 +1,8 @@
 """What the tests share: particles on pytrees, and NumPy formulas that know nothing of measureflow."""
 
+from functools import partial
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +13,13 @@ import measureflow as mf
 # Shapes of one particle. Leaves are ravelled in the order of their names.
 SMALL = {"matrix": (2, 2), "scalar": (), "vector": (3,)}  # J = 8: distances coordinate by coordinate
 LARGE = {"matrix": (5, 9), "scalar": (), "vector": (14,)}  # J = 60: distances from inner products
+
+
+# Each program here runs once or twice on a handful of numbers: what it costs is its compilation.
+jit = partial(
+    eqx.filter_jit,
+    compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
+)
 
 
 def key(seed=0):

@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import LARGE, RADIAL, SMALL, assert_close, draw, rows, squared_distances
+from helpers import LARGE, RADIAL, SMALL, assert_close, draw, jit, rows, squared_distances
 
 import measureflow as mf
 from measureflow.kernels import AbstractRadialKernel
 
 
 def gram(kernel, x, y):
-    return jax.jit(jax.vmap(jax.vmap(kernel, (None, 0)), (0, None)))(x, y)
+    return jit(jax.vmap(jax.vmap(kernel, (None, 0)), (0, None)))(x, y)
 
 
 @pytest.mark.parametrize("name", RADIAL)
@@ -32,7 +32,7 @@ def test_slope_is_the_derivative_of_the_profile(name):
     kernel, phi = RADIAL[name]
     s = np.geomspace(0.01, 20, 60)
     exact = (phi(np, s + 1e-6 * s) - phi(np, s - 1e-6 * s)) / (2e-6 * s)
-    slope = eqx.filter_jit(kernel.slope)(jnp.asarray(s, jnp.float32))
+    slope = jit(kernel.slope)(jnp.asarray(s, jnp.float32))
     np.testing.assert_allclose(slope, exact, rtol=1e-5)
 
 
@@ -40,7 +40,7 @@ def test_slope_is_the_derivative_of_the_profile(name):
 def test_gradient_of_two_points(name):
     kernel, phi = RADIAL[name]
     x, y = draw(SMALL, 1), draw(SMALL, 1, seed=1)
-    first, second = jax.jit(jax.grad(lambda a, b: kernel(a, b), argnums=(0, 1)))(
+    first, second = jit(jax.grad(lambda a, b: kernel(a, b), argnums=(0, 1)))(
         *(jax.tree.map(lambda a: a[0], z) for z in (x, y))
     )
     difference = rows(x) - rows(y)
@@ -55,7 +55,7 @@ def test_gradient_of_two_points(name):
 def test_gradient_at_coincidence_is_exactly_zero(name):
     kernel = mf.Matern(0.5, 0.9).on(jnp.tanh) if name == "pull-back" else RADIAL[name][0]
     x = jnp.asarray([0.3, -2.0, 1e3], jnp.float32)
-    for gradient in jax.jit(jax.grad(lambda x, y: kernel(x, y), argnums=(0, 1)))(x, x):
+    for gradient in jit(jax.grad(lambda x, y: kernel(x, y), argnums=(0, 1)))(x, x):
         np.testing.assert_array_equal(gradient, np.zeros(3))
 
 
@@ -127,15 +127,13 @@ def test_median_heuristic(shapes, n):
     particles = draw(shapes, n)
     points = rows(particles)
     pairs = [np.sum((points[i] - points[j]) ** 2) for i, j in itertools.combinations(range(n), 2)]
-    np.testing.assert_allclose(
-        jax.jit(mf.median_heuristic)(particles), np.sqrt(np.median(pairs) / 2), rtol=1e-5
-    )
+    np.testing.assert_allclose(jit(mf.median_heuristic)(particles), np.sqrt(np.median(pairs) / 2), rtol=1e-5)
 
 
 def test_median_heuristic_by_hand_and_under_vmap():
     # Squared distances of 0, 1, 3: 1, 4, 9, so σ² = 4/2.
     points = jnp.array([[0.0], [1.0], [3.0]])
-    scales = jax.jit(jax.vmap(lambda c: mf.median_heuristic(c * points)))(jnp.array([1.0, 0.0, 5.0]))
+    scales = jit(jax.vmap(lambda c: mf.median_heuristic(c * points)))(jnp.array([1.0, 0.0, 5.0]))
     np.testing.assert_allclose(scales, np.sqrt(2.0) * np.array([1, 0, 5]), rtol=1e-6)
 
 

@@ -1,13 +1,12 @@
 """P, Q₀, Q: densities against SciPy, moments in standard errors, entropies."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import pytest
 import scipy.stats as st
-from helpers import SMALL, assert_close, assert_within, draw, key, monte_carlo, rows
+from helpers import SMALL, assert_close, assert_within, draw, jit, key, monte_carlo, rows
 
 import measureflow as mf
 
@@ -35,7 +34,7 @@ def test_gaussian_density_and_entropy(name):
     exact = st.multivariate_normal(FLAT_MEAN, covariance)
     points = draw({"a": (2, 2), "b": (), "c": (1,)}, 7)
     points = jax.tree.map(lambda x, m: x + m[None], points, MEAN)
-    density = jax.jit(jax.vmap(measure.log_density))(points)
+    density = jit(jax.vmap(measure.log_density))(points)
     np.testing.assert_allclose(density, exact.logpdf(rows(points)), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(measure.entropy(), exact.entropy(), rtol=1e-6)
     np.testing.assert_allclose(measure.covariance(), covariance, rtol=1e-5, atol=1e-6)
@@ -46,7 +45,7 @@ def test_gaussian_density_and_entropy(name):
 def test_gaussian_samples(name):
     measure, covariance = GAUSSIANS[name]
     n = 4000
-    sample = jax.jit(lambda k: measure.sample(k, n))(key(1))
+    sample = measure.sample(key(1), n)
     assert jax.tree.map(jnp.shape, sample) == {"a": (n, 2, 2), "b": (n,), "c": (n, 1)}
     x = rows(sample) - FLAT_MEAN
     assert_within(x.mean(axis=0), 0.0, np.sqrt(np.diag(covariance) / n))
@@ -54,7 +53,7 @@ def test_gaussian_samples(name):
     variance = np.outer(np.diag(covariance), np.diag(covariance)) + covariance**2
     assert_within(x.T @ x / n, covariance, np.sqrt(variance / n))
     # Leaves and particles are independent: the whitened coordinates pass a test of normality.
-    white = rows(jax.jit(jax.vmap(measure.to_standard))(sample))
+    white = rows(jax.vmap(measure.to_standard)(sample))
     assert st.kstest(white.ravel(), "norm").pvalue > 1e-4
 
 
@@ -62,10 +61,10 @@ def test_gaussian_samples(name):
 def test_gaussian_standard_coordinates(name):
     measure, covariance = GAUSSIANS[name]
     z = draw({"a": (2, 2), "b": (), "c": (1,)}, 5, seed=2)
-    theta = jax.jit(jax.vmap(measure.from_standard))(z)
+    theta = jit(jax.vmap(measure.from_standard))(z)
     factor = np.linalg.cholesky(covariance)
     assert_close(rows(theta), FLAT_MEAN + rows(z) @ factor.T)
-    assert_close(rows(jax.jit(jax.vmap(measure.to_standard))(theta)), rows(z), relative=1e-4)
+    assert_close(rows(jit(jax.vmap(measure.to_standard))(theta)), rows(z), relative=1e-4)
 
 
 def test_gaussian_of_one_number():
@@ -83,7 +82,7 @@ def test_uniform():
     for outside in ({**inside, "b": jnp.array(2.6)}, {**inside, "a": jnp.array([-0.1, 0.0])}):
         assert measure.log_density(outside) == -np.inf
     n = 4000
-    x = rows(jax.jit(lambda k: measure.sample(k, n))(key()))
+    x = rows(jit(lambda k: measure.sample(k, n))(key()))
     for column, (a, b) in zip(x.T, [(0, 4), (-1, 1), (2, 2.5)], strict=True):
         assert st.kstest(column, st.uniform(a, b - a).cdf).pvalue > 1e-4
     correlation = np.corrcoef(x.T)[np.triu_indices(3, 1)]
@@ -192,11 +191,11 @@ def test_distributions_as_a_measure():
         + st.lognorm(0.8, scale=np.exp(0.5)).logpdf([0.1, 0.5, 2.0]).sum()
         + st.laplace(1, 2).logpdf(-1.0)
     )
-    np.testing.assert_allclose(eqx.filter_jit(measure.log_density)(theta), exact, rtol=1e-5)
+    np.testing.assert_allclose(jit(measure.log_density)(theta), exact, rtol=1e-5)
     shapes = {"joint": (2,), "rates": (3,), "one": ()}
     assert jax.tree.map(jnp.shape, measure.template()) == shapes
     n = 3000
-    sample = jax.jit(lambda k: measure.sample(k, n))(key())
+    sample = jit(lambda k: measure.sample(k, n))(key())
     assert jax.tree.map(jnp.shape, sample) == {name: (n, *shape) for name, shape in shapes.items()}
     assert_within([1, 2], *monte_carlo(sample["joint"]))
     assert (

@@ -1,13 +1,12 @@
 """FD-GVI: known posteriors in Monte-Carlo standard errors, and unbiased gradients."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import scipy.stats as st
-from helpers import SMALL, assert_close, assert_within, draw, key, monte_carlo, rows
+from helpers import SMALL, assert_close, assert_within, draw, jit, key, monte_carlo, rows
 
 import measureflow as mf
 
@@ -31,7 +30,7 @@ def quadratic(theta):
 def many_runs(problem, flow, initial, steps, runs):
     """The measures of independent runs, as one vmapped program."""
     state = flow.init(problem, initial)
-    states = jax.jit(jax.vmap(lambda k: mf.run(problem, flow, state, None, k, steps)))(
+    states = jit(jax.vmap(lambda k: mf.run(problem, flow, state, None, k, steps)))(
         jax.random.split(key(7), runs)
     )
     return jax.vmap(flow.measure)(states)
@@ -79,7 +78,7 @@ def test_solve_records_what_it_descends():
 
 def objective(family, problem, measure, samples, seed):
     flow = mf.ParametricFlow(family, optax.sgd(0.1), samples=samples)
-    return eqx.filter_jit(flow.objective_parts)(family.parameters(measure), problem, None, key(seed))
+    return jit(flow.objective_parts)(family.parameters(measure), problem, None, key(seed))
 
 
 @pytest.mark.parametrize("family", [mf.MeanFieldGaussian(), mf.FullRankGaussian()], ids=["diagonal", "full"])
@@ -167,7 +166,7 @@ def test_gradient_is_unbiased_where_mmd_is_sampled():
     def estimate(k):
         return jax.grad(lambda nu: sum(flow.objective_parts(nu, problem, None, k).values()))(parameters)
 
-    estimates = jax.jit(jax.vmap(estimate))(jax.random.split(key(3), 20_000))
+    estimates = jit(jax.vmap(estimate))(jax.random.split(key(3), 20_000))
     average, error = monte_carlo(np.stack(estimates, axis=1))
     assert_within(gradient, average, error)
     # The power: a third of what the repulsion ∬κ dQdQ adds to that gradient would be missing.

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats as st
-from helpers import assert_within, draw, key, rows
+from helpers import assert_within, draw, jit, key, rows
 from helpers import squared_distances as distances
 from scipy.special import erfcx
 
@@ -273,7 +273,7 @@ def test_stationarity_is_the_stein_discrepancy_of_the_particles():
     gradient = 1.25 * points + bump[:, None] * points / 1.81 + np.mean(slope[:, :, None] * difference, axis=1)
     scale = np.sqrt(np.median(distances(points, points)[np.triu_indices(10, 1)]) / 2)
     score = jnp.asarray(-gradient / 0.25, jnp.float32)
-    np.testing.assert_allclose(problem.stationarity(x), jax.jit(naive_stein)(x, score, scale), rtol=1e-4)
+    np.testing.assert_allclose(problem.stationarity(x), jit(naive_stein)(x, score, scale), rtol=1e-4)
     # Without a temperature, it is the norm of the gradient.
     norm = np.sqrt(np.mean(np.sum(points**2, axis=1)))
     np.testing.assert_allclose(DE.stationarity(x), norm, rtol=1e-5)

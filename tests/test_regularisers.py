@@ -1,12 +1,11 @@
 """KL, MMD² and their sums: values against closed forms, and the table of normal forms."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats as st
-from helpers import RADIAL, SMALL, assert_close, assert_within, draw, monte_carlo, rows
+from helpers import RADIAL, SMALL, assert_close, assert_within, draw, jit, monte_carlo, rows
 from helpers import squared_distances as distances
 
 import measureflow as mf
@@ -52,8 +51,8 @@ def exact_kl(q_mean, q_covariance, p_mean, p_covariance):
 def test_kl_of_gaussians(q, p):
     (q_measure, q_covariance), (p_measure, p_covariance) = gaussian(0, q), gaussian(1, p)
     exact = exact_kl(MEANS[0], q_covariance, MEANS[1], p_covariance)
-    np.testing.assert_allclose(eqx.filter_jit(kl_of_gaussians)(q_measure, p_measure), exact, rtol=1e-5)
-    assert abs(eqx.filter_jit(kl_of_gaussians)(q_measure, q_measure)) < 1e-5
+    np.testing.assert_allclose(jit(kl_of_gaussians)(q_measure, p_measure), exact, rtol=1e-5)
+    assert abs(jit(kl_of_gaussians)(q_measure, q_measure)) < 1e-5
     # The reference formula is itself no more than an average of log q/p.
     q_law, p_law = (
         st.multivariate_normal(MEANS[0], q_covariance),
@@ -87,7 +86,7 @@ def test_squared_mmd_of_particles_is_exact(name):
         + phi(np, distances(y, y)).mean()
     )
     measure = mf.Empirical(q)
-    value = eqx.filter_jit(mf.SquaredMMD(mf.Empirical(p), kernel).value)(measure, integral(measure, None, 1))
+    value = jit(mf.SquaredMMD(mf.Empirical(p), kernel).value)(measure, integral(measure, None, 1))
     np.testing.assert_allclose(value, exact, atol=2e-6)
     assert exact > 1e-3, "the test sees something"
 
@@ -106,7 +105,7 @@ def test_squared_mmd_of_gaussians_is_closed(kind):
     x = rng.multivariate_normal(MEANS[0], q_covariance, 200_000)
     y = rng.multivariate_normal(MEANS[1], p_covariance, 200_000)
     # One draw, and a bad one: no closed form may use it.
-    value = eqx.filter_jit(mf.SquaredMMD(p, SE).value)(q, draws(tree_of(np.full((2, 3), 50.0))))
+    value = jit(mf.SquaredMMD(p, SE).value)(q, draws(tree_of(np.full((2, 3), 50.0))))
     assert_within(value, *mmd_by_sampling(lambda s: np.exp(-s / (2 * 0.81)), x, y))
 
 
@@ -130,7 +129,7 @@ def test_squared_mmd_of_a_gaussian_to_other_references(reference):
             mf.Matern(1.5, 0.9),
             lambda s: (1 + np.sqrt(3 * s) / 0.9) * np.exp(-np.sqrt(3 * s) / 0.9),
         )
-    value = eqx.filter_jit(mf.SquaredMMD(p, kernel).value)(q, integral(q, None, 1))
+    value = jit(mf.SquaredMMD(p, kernel).value)(q, integral(q, None, 1))
     assert_within(value, *mmd_by_sampling(profile, x, y))
 
 
@@ -138,7 +137,7 @@ def test_double_integral_of_draws_leaves_out_the_diagonal():
     points = draw({"x": (2,)}, 6)["x"]
     kernel, phi = RADIAL["Matern-0.5"]
     off_diagonal = phi(np, distances(rows(points), rows(points)))[~np.eye(6, dtype=bool)]
-    np.testing.assert_allclose(eqx.filter_jit(draws(points).double)(kernel), off_diagonal.mean(), rtol=1e-5)
+    np.testing.assert_allclose(jit(draws(points).double)(kernel), off_diagonal.mean(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["KL", "MMD²", "sum"])
@@ -225,14 +224,12 @@ def test_energies_of_particles():
     points = rows(x)
     energy = (0.4 * mf.SquaredMMD(PRIOR, SE) + 0.3 * mf.KL(PRIOR)).free_energy()
     s = distances(points, points)
-    np.testing.assert_allclose(
-        eqx.filter_jit(energy.interaction_energy)(x), 0.4 * np.exp(-s / 1.62).mean(), rtol=1e-5
-    )
+    np.testing.assert_allclose(jit(energy.interaction_energy)(x), 0.4 * np.exp(-s / 1.62).mean(), rtol=1e-5)
     only_kl = (0.3 * mf.KL(PRIOR)).free_energy()
     m, deviation = np.array([0.5, -1.0]), np.array([0.7, 1.5])
     exact = -0.3 * st.norm(m, deviation).logpdf(points).sum(axis=1).mean()
-    np.testing.assert_allclose(eqx.filter_jit(only_kl.potential_energy)(x), exact, rtol=1e-5)
-    assert_close(eqx.filter_jit(only_kl.potential_gradient)(x), 0.3 * (points - m) / deviation**2)
+    np.testing.assert_allclose(jit(only_kl.potential_energy)(x), exact, rtol=1e-5)
+    assert_close(jit(only_kl.potential_gradient)(x), 0.3 * (points - m) / deviation**2)
     assert only_kl.interaction_energy(x) == 0
     np.testing.assert_array_equal(only_kl.interaction_gradient(x), 0)
     assert mf.FreeEnergy().potential_energy(x) == 0

@@ -1,11 +1,19 @@
 """Which cases the loss sees at a step. Pure functions of (key, step), so that resuming is exact."""
 
 import abc
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int, Key, PyTree
+
+from measureflow.validation import require_count, require_leading_axis
+
+# How many batches are taken from an iterator at a time: a fixed shape, so that there is one program.
+STREAMED = 64
 
 
 class AbstractBatches(eqx.Module):
@@ -94,3 +102,89 @@ def split_in_half(batch: PyTree) -> tuple[PyTree, PyTree] | None:
 def data_key(key: Key[Array, ""]) -> Key[Array, ""]:
     """The stream of randomness that orders the data, apart from the one that moves the particles."""
     return jax.random.fold_in(key, jnp.uint32(0xDA7A))
+
+
+def on_device(data: PyTree, batch_size: int | None) -> AbstractBatches:
+    """Batches of arrays that lie on the device: all cases, or `batch_size` of them at a time."""
+    return Whole(data) if batch_size is None else Shuffled(data, batch_size)
+
+
+class Arrays:
+    """Data that lies on the device: the same batches for every call."""
+
+    def __init__(self, data: PyTree, batch_size: int | None):
+        self.batches = on_device(data, batch_size)
+
+    def prefetch(self, count: int) -> int:
+        """How many of the next `count` steps have a batch."""
+        return count
+
+    def take(self, first: int, count: int) -> AbstractBatches:
+        """The batches of `count` steps from `first` on."""
+        return self.batches
+
+
+class Stream:
+    """Data that comes from an iterator, a stack of batches at a time; a loader starts over at its end."""
+
+    def __init__(self, data: Iterable):
+        self.data, self.iterator = data, iter(data)
+        self.waiting: list[PyTree] = []
+        self.last: AbstractBatches | None = None
+
+    def prefetch(self, count: int) -> int:
+        """How many of the next `count` steps have a batch, after asking the iterator for them."""
+        while len(self.waiting) < count:
+            try:
+                self.waiting.append(self._next())
+            except StopIteration:
+                break
+        return min(count, len(self.waiting))
+
+    def take(self, first: int, count: int) -> AbstractBatches:
+        """The batches of `count` steps from `first` on. No steps look at what was taken last, or at the
+        first batch and leave it there: as many batches are used up as steps are taken."""
+        if count == 0 and self.last is not None:
+            return self.last
+        taken = self.waiting[: max(count, 1)]
+        self.waiting = self.waiting[count:]
+        padded = taken + [taken[-1]] * (STREAMED - len(taken))
+        stack = jax.tree.map(lambda *leaves: jnp.asarray(np.stack([np.asarray(x) for x in leaves])), *padded)
+        self.last = Stacked(stack, jnp.asarray(first, jnp.int32))
+        return self.last
+
+    def _next(self) -> PyTree:
+        try:
+            return next(self.iterator)
+        except StopIteration:
+            if isinstance(self.data, Iterator):
+                raise
+            self.iterator = iter(self.data)
+            return next(self.iterator)
+
+
+def batch_source(data: Any, batch_size: int | None) -> Arrays | Stream:
+    """Where batches come from, for `data` and `batch_size` as a user gives them."""
+    arrays = hasattr(data, "shape") or isinstance(data, dict | list | tuple | eqx.Module)
+    if isinstance(data, Iterable) and not arrays:
+        if batch_size is not None:
+            raise ValueError(
+                f"batch_size={batch_size} was given with an iterator of batches; let the iterator batch."
+            )
+        stream = Stream(data)
+        if stream.prefetch(1) == 0:
+            raise ValueError(f"data is an iterator that yields no batch, got {data!r}; pass one that does.")
+        return stream
+    if data is None:
+        if batch_size is not None:
+            raise ValueError(f"batch_size={batch_size} was given without data; pass data=(X, y).")
+        return Arrays(None, None)
+    data = jax.tree.map(jnp.asarray, require_leading_axis("data", data, "case"))
+    if batch_size is not None:
+        cases = jax.tree.leaves(data)[0].shape[0]
+        batch_size = require_count("batch_size", batch_size, 1, "100 is a start.")
+        if batch_size > cases:
+            raise ValueError(
+                f"batch_size={batch_size} exceeds the {cases} cases of data; use at most {cases}."
+            )
+    return Arrays(data, batch_size)

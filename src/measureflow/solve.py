@@ -2,7 +2,6 @@
 
 import time
 import warnings
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -12,19 +11,27 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, Key, PyTree
 from tqdm.auto import tqdm
 
-from measureflow.batches import AbstractBatches, Shuffled, Stacked, Whole, data_key, sampled_share
+from measureflow.batches import (
+    STREAMED,
+    AbstractBatches,
+    Arrays,
+    Stream,
+    batch_source,
+    data_key,
+    on_device,
+    sampled_share,
+)
 from measureflow.flows import AbstractFlow, ParticleState
 from measureflow.measures import AbstractMeasure
 from measureflow.parametric import ParametricState
 from measureflow.problem import Problem
 from measureflow.pytrees import particle_count
-from measureflow.validation import require_count, require_leading_axis
+from measureflow.validation import require_count
 
-# The shapes of one compiled call: how many records and scheduled step sizes it can hold, and how many
-# batches are taken from an iterator at a time. Fixed, so that any number of steps is one program.
+# The shapes of one compiled call: how many records and scheduled step sizes it can hold. Fixed, so that
+# any number of steps is one program.
 _RECORDS = 128
 _SCHEDULED = 4096
-_STREAMED = 64
 # How long one compiled call should take: short enough for a progress bar and Ctrl-C, long enough to
 # forget the cost of the call. It groups steps; it never changes them.
 _SECONDS = 0.3
@@ -85,7 +92,7 @@ def run(
     `data` is a pytree of arrays with one row per case, all of which the loss sees at each step, or
     `batch_size` of them; None if the loss takes none. `steps` may be traced.
     """
-    return _advance(problem, flow, state, _batches(data, batch_size), key, steps)[0]
+    return _advance(problem, flow, state, on_device(data, batch_size), key, steps)[0]
 
 
 def _advance(
@@ -107,10 +114,6 @@ def _advance(
     if order is None:
         order = batches.order(state.step, order_key)
     return jax.lax.fori_loop(0, steps, body, (state, order))
-
-
-def _batches(data: PyTree, batch_size: int | None) -> AbstractBatches:
-    return Whole(data) if batch_size is None else Shuffled(data, batch_size)
 
 
 @eqx.filter_jit
@@ -164,76 +167,6 @@ class _Log:
         return History({name: np.array([row[name] for row in self.rows]) for name in names})
 
 
-class _Arrays:
-    """Data that lies on the device: the same batches for every call."""
-
-    def __init__(self, data: PyTree, batch_size: int | None):
-        self.batches = _batches(data, batch_size)
-
-    def take(self, first: int, count: int) -> AbstractBatches:
-        return self.batches
-
-
-class _Stream:
-    """Data that comes from an iterator, a stack of batches at a time; a loader starts over at its end."""
-
-    def __init__(self, data: Iterable):
-        self.data, self.iterator, self.taken = data, iter(data), 0
-        self.batches: AbstractBatches | None = None
-
-    def take(self, first: int, count: int) -> AbstractBatches:
-        if count == 0 and self.batches is not None:
-            return self.batches
-        if count == 0:
-            # The record of the initial state looks at the first batch without using it up.
-            head = self._next()
-            self.iterator = _prepended(head, self.iterator)
-            taken = [head]
-        else:
-            taken = [self._next() for _ in range(count)]
-        padded = taken + [taken[-1]] * (_STREAMED - len(taken))
-        stack = jax.tree.map(lambda *leaves: jnp.asarray(np.stack([np.asarray(x) for x in leaves])), *padded)
-        self.batches = Stacked(stack, jnp.asarray(first, jnp.int32))
-        return self.batches
-
-    def _next(self) -> PyTree:
-        try:
-            return next(self.iterator)
-        except StopIteration:
-            if isinstance(self.data, Iterator):
-                raise
-            self.iterator = iter(self.data)
-            return next(self.iterator)
-
-
-def _prepended(head: PyTree, tail: Iterator) -> Iterator:
-    yield head
-    yield from tail
-
-
-def _source(data: Any, batch_size: int | None) -> _Arrays | _Stream:
-    arrays = hasattr(data, "shape") or isinstance(data, dict | list | tuple | eqx.Module)
-    if isinstance(data, Iterable) and not arrays:
-        if batch_size is not None:
-            raise ValueError(
-                f"batch_size={batch_size} was given with an iterator of batches; let the iterator batch."
-            )
-        return _Stream(data)
-    if data is None:
-        if batch_size is not None:
-            raise ValueError(f"batch_size={batch_size} was given without data; pass data=(X, y).")
-        return _Arrays(None, None)
-    data = jax.tree.map(jnp.asarray, require_leading_axis("data", data, "case"))
-    if batch_size is not None:
-        cases = jax.tree.leaves(data)[0].shape[0]
-        batch_size = require_count("batch_size", batch_size, 1, "100 is a start.")
-        if batch_size > cases:
-            raise ValueError(
-                f"batch_size={batch_size} exceeds the {cases} cases of data; use at most {cases}."
-            )
-    return _Arrays(data, batch_size)
-
-
 def _finite(state: Any) -> Bool[Array, " n"]:
     """Which particles are finite; for a parametric state, whether it is."""
     if isinstance(state, ParticleState):
@@ -284,7 +217,7 @@ def solve(
         record_every = default_record_every(steps)
     record_every = require_count("record_every", record_every, 1, "1 records every step.")
     key = _typed_key(key)
-    source = _source(data, batch_size)
+    source = batch_source(data, batch_size)
     state = initial if _is_state(initial) else flow.init(problem, initial)
     _warn_of_loneliness(problem, state)
     return _Run(problem, flow, key, source, record_every).from_state(state, steps, progress)
@@ -293,7 +226,9 @@ def solve(
 class _Run:
     """One call of `solve`: compiled calls one after the other, and what is kept between them."""
 
-    def __init__(self, problem: Problem, flow: AbstractFlow, key: Array, source: Any, record_every: int):
+    def __init__(
+        self, problem: Problem, flow: AbstractFlow, key: Array, source: Arrays | Stream, record_every: int
+    ):
         self.problem, self.flow, self.key, self.source = problem, flow, key, source
         self.log = _Log(record_every)
 
@@ -304,16 +239,16 @@ class _Run:
 
     def from_state(self, state: Any, steps: int, progress: bool) -> Solution:
         step, end = int(state.step), int(state.step) + steps
-        _, table = self.call(state, self._take(state, 0), 1, 0)
-        self.log.add(table, 1, always=True)
+        self._record(state)
         self._require_finite_start(state)
-        most = _STREAMED if isinstance(self.source, _Stream) else _SCHEDULED
+        most = STREAMED if isinstance(self.source, Stream) else _SCHEDULED
         budget = min(most, 16)
         with tqdm(total=steps, unit="step", disable=not progress, dynamic_ncols=True) as bar:
             while step < end:
-                records, each = _next_call(step, end, self.log.record_every, budget)
                 began = time.perf_counter()
-                batches = self._take(state, records * each)
+                possible = self._with_batches(state, min(budget, end - step))
+                records, each = _next_call(step, end, self.log.record_every, possible)
+                batches = self.source.take(step, records * each)
                 after, table = self.call(state, batches, records, each)
                 if not np.all(np.asarray(_finite_jitted(after))):
                     self._raise_divergence(state, batches, records * each)
@@ -323,21 +258,25 @@ class _Run:
                 budget = int(np.clip(rate * _SECONDS, 1, min(most, 8 * budget)))
                 bar.set_postfix(loss=f"{float(table['loss'][records - 1]):.4g}", refresh=False)
                 bar.update(records * each)
-        if steps:
-            _, table = self.call(state, self._take(state, 0), 1, 0)
-            self.log.add(table, 1, always=True)
+        self._record(state)
         return Solution(self.flow.measure(state), self.log.history(), state)
 
-    def _take(self, state: Any, count: int) -> AbstractBatches:
-        try:
-            return self.source.take(int(state.step), count)
-        except StopIteration:
+    def _record(self, state: Any) -> None:
+        """The state as it is: no step is taken."""
+        _, table = self.call(state, self.source.take(int(state.step), 0), 1, 0)
+        self.log.add(table, 1, always=True)
+
+    def _with_batches(self, state: Any, wanted: int) -> int:
+        """How many of the next steps have a batch."""
+        steps = self.source.prefetch(wanted)
+        if steps == 0:
             raise DataExhaustedError(
-                f"the iterator of batches ended at or after step {int(state.step)}; pass one that goes on, "
-                "or a loader that can be started over. The exception's `state` can be continued from.",
+                f"the iterator of batches ended at step {int(state.step)}; pass one that goes on, or a loader "
+                "that can be started over. The exception's `state` can be continued from.",
                 state,
                 self.log.history(),
-            ) from None
+            )
+        return steps
 
     def _require_finite_start(self, state: Any) -> None:
         first = self.log.rows[0]

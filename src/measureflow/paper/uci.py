@@ -179,7 +179,9 @@ def _tuned(splits: Splits, method: str, seed: int, bar: Any) -> tuple[tuple, Sco
         eta, tau, strength = setting
         problem = _statement(method, features, kernel_key, tau, strength)
         particles = _train(problem, WassersteinFlow(eta), start, splits.train, keys, steps)
-        validation = np.median(np.nan_to_num(_score(particles, splits, "validation").spread, nan=np.inf))
+        scores = _score(particles, splits, "validation").spread
+        # A setting with which any split diverges is no setting.
+        validation = np.median(scores) if np.all(np.isfinite(scores)) else np.inf
         if found is None or validation < best:
             best, found = validation, (setting, _score(particles, splits, "test"))
         bar.update()

@@ -1,0 +1,79 @@
+"""Writes docs/paper.md and its pictures from a folder of `measureflow reproduce` results.
+
+python -m verification.paper_page build/paper
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from measureflow.paper import NAMES
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+INTRODUCTION = """\
+# The paper, reproduced
+
+Every figure and table of Wild et al. (2023), redrawn, and each claim measured, as `make paper` last produced
+them: `measureflow reproduce all` and `measureflow reproduce uci`. A claim of kind *theory* follows from the
+mathematics; its test rejects a correct library with probability at most 0.001, and the command exits 1 if it
+fails. A claim of kind *paper* is what the paper reports, and the honest verdict may be no.
+"""
+
+
+def page(results: Path) -> str:
+    """The whole page; only what is in `results` is shown."""
+    parts = [INTRODUCTION]
+    for name, title in NAMES.items():
+        folder = results / name
+        if not (folder / "claims.json").exists():
+            continue
+        claims = json.loads((folder / "claims.json").read_text(encoding="utf-8"))
+        record = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+        shutil.copy(folder / "figure.png", DOCS / "assets" / "paper" / f"{name}.png")
+        parts.append(f"## {title}\n\n![{title}](assets/paper/{name}.png)\n\n{_claims(claims)}\n")
+        tables = {heading: rows for heading, rows in record.items() if heading.startswith("Table")}
+        parts += [f"{heading}:\n\n{_rows(rows)}\n" for heading, rows in tables.items()]
+        parts.append(
+            f"*`measureflow reproduce {name}`: {record['seconds']:.0f} s on {record['device']}, "
+            f"seed {record['seed']}, measureflow {record['measureflow']}, JAX {record['jax']}.*\n"
+        )
+    return "\n".join(parts)
+
+
+def _claims(claims: list[dict[str, Any]]) -> str:
+    rows = [
+        {
+            "claim": claim["claim"],
+            "kind": claim["kind"],
+            "expected": f"{_shown(claim['expected'])} {claim['tolerance'] or ''}".strip(),
+            "measured": claim["measured"],
+            "holds": "yes" if claim["holds"] else "**no**",
+            "note": claim["note"],
+        }
+        for claim in claims
+    ]
+    return _rows(rows)
+
+
+def _rows(rows: list[dict[str, Any]]) -> str:
+    cells = [[_shown(cell) for cell in row.values()] for row in rows]
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *cells]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(part)}" for name, part in value.items())
+    if isinstance(value, list):
+        return ", ".join(_shown(part) for part in value if part is not None)
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    (DOCS / "assets" / "paper").mkdir(parents=True, exist_ok=True)
+    (DOCS / "paper.md").write_text(page(Path(sys.argv[1])), encoding="utf-8")
