@@ -1,7 +1,5 @@
 """What the tests share: particles on pytrees, and NumPy formulas that know nothing of measureflow."""
 
-from functools import partial
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -15,11 +13,10 @@ SMALL = {"matrix": (2, 2), "scalar": (), "vector": (3,)}  # J = 8: distances coo
 LARGE = {"matrix": (5, 9), "scalar": (), "vector": (14,)}  # J = 60: distances from inner products
 
 
-# Each program here runs once or twice on a handful of numbers: what it costs is its compilation.
-jit = partial(
-    eqx.filter_jit,
-    compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
-)
+def jit(function):
+    """Compiled with little effort: a program that runs once costs what its compilation costs."""
+    effort = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    return eqx.filter_jit(lambda *arguments: function(*arguments), compiler_options=effort)
 
 
 def key(seed=0):

@@ -221,7 +221,7 @@ AFFINE = {
     "entry": lambda t: t["b"],
     "matrix": lambda t: jnp.ones((4, 3)) @ t["v"],
     "pytree": lambda t: {"first": t["v"][:2], "all": jnp.sum(t["v"]) - t["b"]},
-    "fixed choice": jit(lambda t: jnp.where(jnp.arange(3) > 1, t["v"], -t["v"])),
+    "fixed choice": jax.jit(lambda t: jnp.where(jnp.arange(3) > 1, t["v"], -t["v"])),
 }
 NOT_AFFINE = {
     "sine": lambda t: jnp.sin(t["v"]),

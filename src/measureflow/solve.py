@@ -271,8 +271,8 @@ class _Run:
         steps = self.source.prefetch(wanted)
         if steps == 0:
             raise DataExhaustedError(
-                f"the iterator of batches ended at step {int(state.step)}; pass one that goes on, or a loader "
-                "that can be started over. The exception's `state` can be continued from.",
+                f"the iterator of batches ended at step {int(state.step)}; pass one that goes on, or a "
+                "loader that can be started over. The exception's `state` can be continued from.",
                 state,
                 self.log.history(),
             )
