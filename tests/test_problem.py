@@ -90,7 +90,9 @@ def test_value_of_a_gaussian_where_the_kernel_has_a_cusp():
     x = 0.5 + 0.8 * np.random.default_rng(0).normal(size=2000)
     spread = np.std(np.mean(np.exp(-np.abs(x[:, None] - x[None]) / 0.3), axis=1))
     assert_within(problem.value(MEASURE, key=key(), samples=4000), exact, 2 * spread / np.sqrt(4000))
-    np.testing.assert_allclose(problem.value(MEASURE), exact, rtol=0.01)
+    # Quadrature misses a cusp, so without a key there is no answer.
+    with pytest.raises(ValueError, match=r"no closed form for .* pass key="):
+        problem.value(MEASURE)
 
 
 def test_value_of_particles():

@@ -26,7 +26,7 @@ from measureflow.kernels import (
     radial,
 )
 from measureflow.measures import AbstractMeasure, Empirical, Flat, Gaussian, Uniform
-from measureflow.pytrees import Parameters, dimension, squared_distances, subtract, total
+from measureflow.pytrees import Parameters, dimension, is_concrete, squared_distances, subtract, total
 
 # A push-forward through unnamed affine features builds its matrix; beyond this many entries that is
 # no longer a detail.
@@ -49,14 +49,21 @@ class SquaredExponentialOfGaussian(eqx.Module):
     def __init__(self, kernel: SquaredExponential, reference: Gaussian):
         variance = kernel.lengthscale**2
         if reference.full_rank:
-            widened = reference.covariance()
-            widened = widened + variance * jnp.eye(widened.shape[0], dtype=widened.dtype)
-            self.bump = Gaussian(reference.mean, jnp.linalg.cholesky(widened))
+            covariance = reference.covariance()
+            identity = jnp.eye(covariance.shape[0], dtype=covariance.dtype)
+            factor = jnp.linalg.cholesky(identity + covariance / variance)
+            self.bump = Gaussian(reference.mean, kernel.lengthscale * factor)
+            self.log_height = -jnp.sum(jnp.log(jnp.diagonal(factor)))
         else:
             scale = jax.tree.map(lambda s: jnp.sqrt(s**2 + variance), reference.scale)
             self.bump = Gaussian(reference.mean, scale)
-        number = dimension(reference.mean)
-        self.log_height = number * jnp.log(kernel.lengthscale) - self.bump.log_determinant()
+            # log1p, not a difference of logarithms: in many dimensions that would cancel.
+            logarithms = jax.tree.map(
+                lambda m, s: jnp.broadcast_to(jnp.log1p(s**2 / variance), m.shape),
+                reference.mean,
+                reference.scale,
+            )
+            self.log_height = -0.5 * total(logarithms)
 
     def __call__(self, theta: Parameters) -> Float[Array, ""]:
         squares = jax.tree.map(jnp.square, self.bump.to_standard(theta))
@@ -225,11 +232,26 @@ def push_forward(features: Callable[[Parameters], PyTree], measure: AbstractMeas
 
 
 def is_affine(features: Callable[[Parameters], PyTree], at: Parameters) -> bool:
-    """Whether f is affine, read off its program: its derivative does not depend on θ."""
+    """Whether f is affine: its derivative, read off its program, does not depend on θ, and f(θ) is
+    f(0) + Df·θ at points far apart, which tells steps like sign and floor from constants."""
     leaves = len(jax.tree.leaves(at))
     jaxpr = jax.make_jaxpr(lambda x, v: jax.jvp(features, (x,), (v,))[1])(at, at).jaxpr
     _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    return not any(used[:leaves])
+    return not any(used[:leaves]) and _is_its_linearisation(features, at)
+
+
+def _is_its_linearisation(features: Callable[[Parameters], PyTree], at: Parameters) -> bool:
+    flat, unravel = ravel_pytree(at)
+    origin = jnp.zeros_like(flat)
+    for point in (10 * jnp.cos(jnp.arange(1.0, flat.size + 1)), -7 * jnp.sin(jnp.arange(1.0, flat.size + 1))):
+        theta = point.astype(flat.dtype)
+        constant, linear = jax.jvp(lambda x: ravel_pytree(features(unravel(x)))[0], (origin,), (theta,))
+        value = ravel_pytree(features(unravel(theta)))[0]
+        size = jnp.max(jnp.abs(constant)) + jnp.max(jnp.abs(linear))
+        # Values under a transformation cannot be looked at; there the program alone decides.
+        if is_concrete(value) and not jnp.all(jnp.abs(value - constant - linear) <= 1e-3 * size):
+            return False
+    return True
 
 
 def _affine_push_forward(features: Callable[[Parameters], PyTree], measure: Gaussian) -> Gaussian:
@@ -242,6 +264,8 @@ def _affine_push_forward(features: Callable[[Parameters], PyTree], measure: Gaus
             "too large to build; use mf.Whiten(prior), or reference=mf.Empirical(prior.sample(key, 1000))."
         )
     matrix = jax.jacfwd(lambda x: ravel_pytree(features(unravel(x)))[0])(flat)
+    if is_concrete(matrix) and not jnp.any(matrix):
+        raise ValueError("these features are constant: they tell no two particles apart; use others.")
     covariance = matrix @ measure.covariance() @ matrix.T
     # Features may be linearly dependent. The covariance is known up to rounding, so a ridge of that
     # size changes nothing and makes the factor exist.

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -27,11 +27,14 @@ from measureflow.pytrees import (
     subtract,
 )
 from measureflow.schedules import Tabulated
-from measureflow.validation import require_particles, require_positive
+from measureflow.validation import positive_number, require_particles
 
 
 class AbstractFlow(eqx.Module):
     """How a problem is solved: a state, a pure step, and the measure that a state stands for."""
+
+    #: The class of its states.
+    state_type: ClassVar[type]
 
     @abc.abstractmethod
     def init(self, problem: Problem, initial: Any) -> Any:
@@ -56,6 +59,14 @@ class AbstractFlow(eqx.Module):
         """The same flow for steps first, …, first + used − 1, its schedules as arrays of `length`."""
 
 
+def require_optimiser(optimiser: Any) -> None:
+    """An Optax optimiser."""
+    if not isinstance(optimiser, optax.GradientTransformation):
+        raise TypeError(
+            f"optimiser must be an Optax optimiser, got {optimiser!r}; for example optax.adam(1e-2)."
+        )
+
+
 def optimiser_step(
     optimiser: optax.GradientTransformation, gradient: PyTree, memory: PyTree, parameters: PyTree
 ) -> tuple[PyTree, PyTree]:
@@ -74,7 +85,9 @@ class ParticleState(eqx.Module):
 
 
 def _step_size(value: Any) -> Any:
-    return value if value is None or callable(value) else strong(value)
+    if value is None or callable(value):
+        return value
+    return positive_number("step_size", value, "1e-3 is a start.")
 
 
 class WassersteinFlow(AbstractFlow):
@@ -91,6 +104,7 @@ class WassersteinFlow(AbstractFlow):
     )
     preconditioner: AbstractPreconditioner | None = None
     optimiser: optax.GradientTransformation | None = None
+    state_type: ClassVar[type] = ParticleState
 
     def __check_init__(self) -> None:
         if (self.step_size is None) == (self.optimiser is None):
@@ -98,8 +112,13 @@ class WassersteinFlow(AbstractFlow):
                 f"give WassersteinFlow either step_size or optimiser, got step_size={self.step_size} and "
                 f"optimiser={self.optimiser}; an Optax optimiser brings its own learning rate."
             )
-        if self.step_size is not None and not callable(self.step_size):
-            require_positive("step_size", self.step_size, "1e-3 is a start.")
+        if self.optimiser is not None:
+            require_optimiser(self.optimiser)
+        if self.preconditioner is not None and not isinstance(self.preconditioner, AbstractPreconditioner):
+            raise TypeError(
+                f"preconditioner must be a preconditioner, got {self.preconditioner!r}; for a constant one "
+                "pass mf.FixedPreconditioner(scale)."
+            )
         if self.preconditioner is not None and self.optimiser is not None:
             raise ValueError(
                 f"give WassersteinFlow either preconditioner or optimiser, got {self.preconditioner} and "

@@ -37,8 +37,11 @@ class Integral(eqx.Module):
             n = particle_count(self.points)
             diagonal = jnp.mean(jax.vmap(lambda theta: kernel(theta, theta))(self.points))
             return (n * interaction_mean(kernel, self.points) - diagonal) / (n - 1)
-        rows = jax.vmap(lambda x: self.mean(lambda y: kernel(x, y)))(self.points)
-        return jnp.sum(self.weights * rows)
+        # Kernels without a closed form have cusps or features of any kind: no fixed rule is safe for them.
+        raise ValueError(
+            f"∬ κ dQ dQ of a Gaussian has no closed form for {type(kernel).__name__}; pass key= for Monte "
+            "Carlo."
+        )
 
 
 def draws(points: Particles) -> Integral:

@@ -1,6 +1,7 @@
 """Kernels κ(θ, θ′) on pytrees: their formulas. How sums of them are computed is `interactions`."""
 
 import abc
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -21,7 +22,7 @@ from measureflow.pytrees import (
     strong,
     subtract,
 )
-from measureflow.validation import require_particles, require_positive
+from measureflow.validation import positive_number, require_particles
 
 
 class AbstractKernel(eqx.Module):
@@ -42,8 +43,8 @@ class AbstractKernel(eqx.Module):
         return _combine([*_terms(self), *_terms(other)])
 
     def __rmul__(self, weight: Any) -> "AbstractKernel":
-        require_positive("kernel weight", weight, "to leave a kernel out, drop the term.")
-        return _combine([(strong(weight) * w, kernel) for w, kernel in _terms(self)])
+        factor = positive_number("kernel weight", weight, "to leave a kernel out, drop the term.")
+        return _combine([(factor * w, kernel) for w, kernel in _terms(self)])
 
     __mul__ = __rmul__
 
@@ -82,13 +83,14 @@ def _scaled_distance(squared_distance: Float[Array, "..."], lengthscale: Array) 
     return jnp.where(coincident, 0.0, jnp.sqrt(jnp.where(coincident, 1.0, squared_distance))) / lengthscale
 
 
+def _lengthscale(kernel: str) -> Callable[[Any], Float[Array, ""]]:
+    return functools.partial(positive_number, f"{kernel} lengthscale", remedy="see mf.median_heuristic.")
+
+
 class SquaredExponential(AbstractRadialKernel):
     """κ(x, y) = exp(−‖x − y‖² / (2σ²))."""
 
-    lengthscale: Float[Array, ""] = eqx.field(converter=strong)
-
-    def __check_init__(self) -> None:
-        require_positive("SquaredExponential lengthscale", self.lengthscale, "see median_heuristic.")
+    lengthscale: Float[Array, ""] = eqx.field(converter=_lengthscale("SquaredExponential"))
 
     def profile(self, squared_distance: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.exp(-squared_distance / (2 * self.lengthscale**2))
@@ -104,10 +106,9 @@ class Matern(AbstractRadialKernel):
     """
 
     nu: float = eqx.field(static=True)
-    lengthscale: Float[Array, ""] = eqx.field(converter=strong)
+    lengthscale: Float[Array, ""] = eqx.field(converter=_lengthscale("Matern"))
 
     def __check_init__(self) -> None:
-        require_positive("Matern lengthscale", self.lengthscale, "see median_heuristic.")
         if self.nu not in (0.5, 1.5, 2.5):
             raise ValueError(f"Matern nu must be 0.5, 1.5 or 2.5, got {self.nu}; pick one of these.")
 
@@ -128,10 +129,7 @@ class Matern(AbstractRadialKernel):
 class InverseMultiquadric(AbstractRadialKernel):
     """κ(x, y) = (1 + ‖x − y‖²/σ²)^(−½)."""
 
-    lengthscale: Float[Array, ""] = eqx.field(converter=strong)
-
-    def __check_init__(self) -> None:
-        require_positive("InverseMultiquadric lengthscale", self.lengthscale, "see median_heuristic.")
+    lengthscale: Float[Array, ""] = eqx.field(converter=_lengthscale("InverseMultiquadric"))
 
     def profile(self, squared_distance: Float[Array, "..."]) -> Float[Array, "..."]:
         return jax.lax.rsqrt(1 + squared_distance / self.lengthscale**2)

@@ -2,6 +2,7 @@
 
 import abc
 import math
+from numbers import Real
 from typing import Any
 
 import equinox as eqx
@@ -12,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import digamma
 from jaxtyping import Array, Float, Key, PyTree
-from numpyro.distributions import Distribution, constraints
+from numpyro.distributions import Delta, Distribution, constraints
 
 from measureflow.pytrees import (
     Parameters,
@@ -26,7 +27,18 @@ from measureflow.pytrees import (
     subtract,
     total,
 )
-from measureflow.validation import require_particles, require_positive
+from measureflow.validation import (
+    positive_number,
+    require_count,
+    require_finite,
+    require_particles,
+    require_positive,
+    require_same_shape,
+)
+
+
+def _number_of_draws(n: Any) -> int:
+    return require_count("n", n, 1, "it counts the draws.")
 
 
 class AbstractMeasure(eqx.Module):
@@ -52,28 +64,43 @@ class AbstractMeasure(eqx.Module):
 
 def _gaussian_scale(mean: Parameters, scale: PyTree) -> tuple[PyTree, bool]:
     """The scale as one array per leaf of the mean, or as a matrix over the ravelled mean."""
-    structure = jax.tree.structure(mean)
-    number = dimension(mean)
-    if not isinstance(scale, (dict, list, tuple, eqx.Module)) and jnp.ndim(scale) == 0:
-        return jax.tree.map(lambda _: strong(scale), mean), False
-    if jax.tree.structure(scale) == structure:
-        leaves = [strong(leaf) for leaf in jax.tree.leaves(scale)]
-        shapes = [leaf.shape for leaf in jax.tree.leaves(mean)]
-        if all(s.shape in ((), shape) for s, shape in zip(leaves, shapes, strict=True)):
-            return jax.tree.unflatten(structure, leaves), False
-    if jnp.shape(jax.tree.leaves(scale)[0]) == (number, number):
-        matrix = strong(jax.tree.leaves(scale)[0])
-        if is_concrete(matrix) and not np.allclose(np.triu(np.asarray(matrix), 1), 0):
+    structure, number = jax.tree.structure(mean), dimension(mean)
+    leaves = jax.tree.leaves(scale)
+    remedy = (
+        "pass standard deviations (a number > 0, or a pytree like the mean), or a lower-triangular matrix "
+        f"of shape {(number, number)}."
+    )
+    if any(not hasattr(leaf, "shape") and not isinstance(leaf, Real) for leaf in leaves):
+        raise TypeError(f"Gaussian scale must hold numbers, got {scale!r}; {remedy}")
+    if leaves and leaves[0] is scale and jnp.ndim(scale) == 0:
+        deviation = positive_number("Gaussian scale", scale, remedy)
+        return jax.tree.map(lambda _: deviation, mean), False
+    shapes = [leaf.shape for leaf in jax.tree.leaves(mean)]
+    if jax.tree.structure(scale) == structure and all(
+        jnp.shape(leaf) in ((), shape) for leaf, shape in zip(leaves, shapes, strict=True)
+    ):
+        require_positive("Gaussian scale", scale, remedy)
+        return strong_tree(scale), False
+    if len(leaves) == 1 and jnp.shape(leaves[0]) == (number, number):
+        return _lower_triangular(strong(leaves[0])), True
+    raise ValueError(
+        f"Gaussian scale has shapes {jax.tree.map(jnp.shape, scale)}, the mean {shapes}; {remedy}"
+    )
+
+
+def _lower_triangular(matrix: Float[Array, "J J"]) -> Float[Array, "J J"]:
+    if is_concrete(matrix):
+        values = np.asarray(matrix)
+        above = np.abs(np.triu(values, 1)).max(initial=0.0)
+        if not np.all(np.isfinite(values)) or above > 1e-6 * np.abs(values).max():
             raise ValueError(
-                f"Gaussian scale must be lower-triangular, got {matrix}; "
+                f"Gaussian scale must be lower-triangular and finite, got {matrix}; "
                 "pass jnp.linalg.cholesky(covariance)."
             )
-        return matrix, True
-    raise ValueError(
-        f"Gaussian scale has shapes {jax.tree.map(jnp.shape, scale)}, the mean "
-        f"{jax.tree.map(jnp.shape, mean)}; pass a scalar, a pytree like the mean, or a "
-        f"lower-triangular matrix of shape {(number, number)}."
-    )
+        require_positive(
+            "Gaussian scale diagonal", np.diagonal(values), "pass jnp.linalg.cholesky(covariance)."
+        )
+    return matrix
 
 
 class Gaussian(AbstractMeasure):
@@ -88,16 +115,15 @@ class Gaussian(AbstractMeasure):
     full_rank: bool = eqx.field(static=True)
 
     def __init__(self, mean: PyTree, scale: PyTree):
-        self.mean = strong_tree(mean)
+        self.mean = require_finite("Gaussian mean", mean, "it gives the shape of θ: a pytree of arrays.")
         self.scale, self.full_rank = _gaussian_scale(self.mean, scale)
-        deviations = jnp.diagonal(self.scale) if self.full_rank else self.scale
-        require_positive("Gaussian scale", deviations, "it is a standard deviation.")
 
     @property
     def has_full_support(self) -> bool:
         return True
 
     def sample(self, key: Key[Array, ""], n: int) -> Particles:
+        n = _number_of_draws(n)
         leaves, structure = jax.tree.flatten(self.mean)
         keys = jax.random.split(key, len(leaves))
         noise = [jax.random.normal(k, (n, *m.shape), m.dtype) for k, m in zip(keys, leaves, strict=True)]
@@ -113,7 +139,11 @@ class Gaussian(AbstractMeasure):
 
     def to_standard(self, theta: Parameters) -> Parameters:
         """scale⁻¹(θ − m): θ in coordinates whitened by this measure."""
-        difference = subtract(theta, self.mean)
+        require_same_shape("θ", theta, self.mean)
+        return self.whiten(subtract(theta, self.mean))
+
+    def whiten(self, difference: Parameters) -> Parameters:
+        """scale⁻¹ · difference."""
         if self.full_rank:
             flat, unravel = ravel_pytree(difference)
             return unravel(solve_triangular(self.scale, flat, lower=True))
@@ -152,7 +182,9 @@ class Uniform(AbstractMeasure):
     high: Parameters
 
     def __init__(self, low: PyTree, high: PyTree):
-        self.low, self.high = strong_tree(low), strong_tree(high)
+        remedy = "pass the two corners of the box, each shaped like θ."
+        self.low = require_finite("Uniform low", low, remedy)
+        self.high = require_finite("Uniform high", high, remedy)
         if jax.tree.map(jnp.shape, self.low) != jax.tree.map(jnp.shape, self.high):
             raise ValueError(
                 f"Uniform low and high differ in shape, got {jax.tree.map(jnp.shape, low)} and "
@@ -165,6 +197,7 @@ class Uniform(AbstractMeasure):
         return False
 
     def sample(self, key: Key[Array, ""], n: int) -> Particles:
+        n = _number_of_draws(n)
         leaves, structure = jax.tree.flatten(self.low)
         keys = jax.tree.unflatten(structure, list(jax.random.split(key, len(leaves))))
         return jax.tree.map(
@@ -218,7 +251,7 @@ class Empirical(AbstractMeasure):
 
     def sample(self, key: Key[Array, ""], n: int) -> Particles:
         """n draws with replacement."""
-        chosen = jax.random.randint(key, (n,), 0, particle_count(self.particles))
+        chosen = jax.random.randint(key, (_number_of_draws(n),), 0, particle_count(self.particles))
         return jax.tree.map(lambda leaf: leaf[chosen], self.particles)
 
     def log_density(self, theta: Parameters) -> Float[Array, ""]:
@@ -235,8 +268,8 @@ class Empirical(AbstractMeasure):
 
             ψ(N) − ψ(k) + log |B_J| + (J/N) Σᵢ log ρₖ(i).
 
-        Its bias grows quickly with the dimension, so N ≥ 20·2ᴶ is required. Coincident particles
-        have entropy −∞, as atoms do.
+        Its bias grows quickly with the dimension, so N ≥ 20·2ᴶ is required. Where more than k particles
+        coincide it is −∞, as for atoms.
         """
         n, number = particle_count(self.particles), dimension(self.template())
         if n < 20 * 2**number:
@@ -291,9 +324,12 @@ class FromDistribution(AbstractMeasure):
     def has_full_support(self) -> bool:
         leaves = jax.tree.leaves(self.distribution, is_leaf=_is_distribution)
         supports = [getattr(leaf.support, "base_constraint", leaf.support) for leaf in leaves]
-        return all(support in (constraints.real, constraints.real_vector) for support in supports)
+        everywhere = all(support in (constraints.real, constraints.real_vector) for support in supports)
+        # A point mass says that its support is the line.
+        return everywhere and not any(isinstance(getattr(d, "base_dist", d), Delta) for d in leaves)
 
     def sample(self, key: Key[Array, ""], n: int) -> Particles:
+        n = _number_of_draws(n)
         leaves, structure = jax.tree.flatten(self.distribution, is_leaf=_is_distribution)
         keys = jax.random.split(key, len(leaves))
         draws = [leaf.sample(k, (n,)) for leaf, k in zip(leaves, keys, strict=True)]

@@ -1,7 +1,7 @@
 """FD-GVI: the same problem with Q restricted to a parametric family, by gradient descent on ν ↦ L(Q_ν)."""
 
 import abc
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -10,11 +10,11 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from measureflow.flows import AbstractFlow, optimiser_step
+from measureflow.flows import AbstractFlow, optimiser_step, require_optimiser
 from measureflow.integration import draws
 from measureflow.measures import Empirical, Gaussian
 from measureflow.problem import Problem, value_parts
-from measureflow.pytrees import Parameters, as_matrix, squared_norm
+from measureflow.pytrees import Parameters, Particles, as_matrix, particle_count, squared_norm
 from measureflow.validation import require_count, require_particles
 
 
@@ -86,21 +86,32 @@ class ParametricFlow(AbstractFlow):
     family: AbstractFamily
     optimiser: optax.GradientTransformation
     samples: int = eqx.field(static=True, default=200)
+    state_type: ClassVar[type] = ParametricState
 
     def __check_init__(self) -> None:
         if not isinstance(self.family, AbstractFamily):
             raise TypeError(
                 f"family must be a Gaussian family, got {self.family!r}; see MeanFieldGaussian()."
             )
+        require_optimiser(self.optimiser)
         require_count("ParametricFlow samples", self.samples, 2, "200 is a start.")
 
     def init(self, problem: Problem, initial: Any) -> ParametricState:
         if not isinstance(initial, Gaussian):
-            particles = Empirical(require_particles("initial", initial, problem.template()))
-            initial = self.family.moment_matched(particles)
+            initial = self._moment_matched(require_particles("initial", initial, problem.template()))
         require_particles("initial", jax.tree.map(lambda leaf: leaf[None], initial.mean), problem.template())
         parameters = self.family.parameters(initial)
         return ParametricState(parameters, jnp.zeros((), jnp.int32), self.optimiser.init(parameters))
+
+    def _moment_matched(self, particles: Particles) -> Gaussian:
+        try:
+            return self.family.moment_matched(Empirical(particles))
+        except ValueError:
+            raise ValueError(
+                f"initial holds {particle_count(particles)} particles whose moments are no Gaussian of the "
+                f"family {type(self.family).__name__}: some direction has no spread; pass more particles, or "
+                "a Gaussian."
+            ) from None
 
     def objective_parts(
         self, parameters: PyTree, problem: Problem, batch: PyTree, key: Key[Array, ""]

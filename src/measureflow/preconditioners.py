@@ -4,14 +4,15 @@ The same g scales drift and noise, so once it stands still the invariant law is 
 """
 
 import abc
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from measureflow.pytrees import Parameters, Particles, strong, strong_tree
-from measureflow.validation import require_count, require_positive
+from measureflow.pytrees import Parameters, Particles, strong_tree
+from measureflow.validation import positive_number, require_count, require_positive
 
 
 class AbstractPreconditioner(eqx.Module):
@@ -48,6 +49,14 @@ class FixedPreconditioner(AbstractPreconditioner):
         return self.scale
 
 
+def _decay(value: Any) -> Float[Array, ""]:
+    return positive_number("RMSPreconditioner decay", value, "0.99 averages over 100 steps.")
+
+
+def _epsilon(value: Any) -> Float[Array, ""]:
+    return positive_number("RMSPreconditioner epsilon", value, "it bounds g by 1/ε.")
+
+
 class RMSPreconditioner(AbstractPreconditioner):
     """g = 1/(√v + ε), v the running mean of squared drifts over particles and steps.
 
@@ -56,13 +65,11 @@ class RMSPreconditioner(AbstractPreconditioner):
     """
 
     adapt_steps: int = eqx.field(static=True)
-    decay: Float[Array, ""] = eqx.field(converter=strong, default=0.99)
-    epsilon: Float[Array, ""] = eqx.field(converter=strong, default=1e-6)
+    decay: Float[Array, ""] = eqx.field(converter=_decay, default=0.99)
+    epsilon: Float[Array, ""] = eqx.field(converter=_epsilon, default=1e-6)
 
     def __check_init__(self) -> None:
         require_count("RMSPreconditioner adapt_steps", self.adapt_steps, 1, "it freezes after them.")
-        require_positive("RMSPreconditioner epsilon", self.epsilon, "it bounds g by 1/ε.")
-        require_positive("RMSPreconditioner decay", self.decay, "0.99 averages over 100 steps.")
         require_positive("RMSPreconditioner 1 − decay", 1 - self.decay, "0.99 averages over 100 steps.")
 
     def init(self, particles: Particles) -> Parameters:

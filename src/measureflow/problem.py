@@ -16,7 +16,7 @@ from measureflow.kernels import AbstractKernel
 from measureflow.measures import AbstractMeasure, Empirical, Gaussian
 from measureflow.pytrees import Parameters, Particles
 from measureflow.regularisers import KL, AbstractDivergence, AbstractRegulariser, SquaredMMD
-from measureflow.validation import require_particles
+from measureflow.validation import require_count, require_particles, require_same_shape, typed_key
 
 
 class Problem(eqx.Module):
@@ -32,7 +32,9 @@ class Problem(eqx.Module):
 
     def __check_init__(self) -> None:
         if not callable(self.loss):
-            raise TypeError(f"loss must be a function θ ↦ ℓ(θ), got {self.loss!r}.")
+            raise TypeError(
+                f"loss must be a function θ ↦ ℓ(θ), got {self.loss!r}; pass the function, not its value."
+            )
         if self.regulariser is not None and not isinstance(self.regulariser, AbstractRegulariser):
             raise TypeError(
                 f"regulariser must be built from KL and SquaredMMD, got {self.regulariser!r}; "
@@ -76,9 +78,10 @@ class Problem(eqx.Module):
     ) -> Float[Array, ""]:
         """L(Q) = ∫ ℓ dQ + Σₖ wₖ Dₖ(Q, Pₖ).
 
-        MMD² is exact. KL needs the entropy of Q: closed form for a Gaussian, a nearest-neighbour
+        MMD² of particles is exact. KL needs the entropy of Q: closed form for a Gaussian, a nearest-neighbour
         estimate for particles where N is large against J, else an error. ∫ ℓ dQ of a Gaussian is
-        quadrature in up to two dimensions, and Monte Carlo with `samples` draws where `key` is given.
+        quadrature in up to two dimensions, and Monte Carlo with `samples` draws where `key` is given; so is
+        its MMD² for kernels without a closed form, for which `key` is required.
         The infinite constants of a `Flat` reference are left out: KL is then −H(Q), MMD² is ∬κ dQdQ.
         """
         return sum(self.value_parts(measure, batch, key=key, samples=samples).values(), start=jnp.zeros(()))
@@ -98,7 +101,11 @@ class Problem(eqx.Module):
                 "use mf.Empirical(measure.sample(key, n))."
             )
         if isinstance(measure, Empirical):
-            measure = Empirical(require_particles("measure", measure.particles, self.template()))
+            require_particles("measure", measure.particles, self.template())
+        elif self.template() is not None:
+            require_same_shape("measure", measure.mean, self.template())
+        samples = require_count("samples", samples, 2, "10,000 is a start.")
+        key = None if key is None else typed_key(key)
         parts = _value_parts(self, measure, integral(measure, key, samples), batch)
         # Compiled functions return dictionaries in alphabetical order; this is the order of L(Q).
         return {name: parts[name] for name in ("loss", *dict.fromkeys(d.name for _, d in self.terms()))}
@@ -123,7 +130,10 @@ class Problem(eqx.Module):
 
 
 def _evaluate(loss: Callable[..., Any], batch: PyTree, theta: Parameters) -> Float[Array, ""]:
-    value = jnp.asarray(loss(theta) if batch is None else loss(theta, batch))
+    value = loss(theta) if batch is None else loss(theta, batch)
+    if not hasattr(value, "dtype") or not jnp.issubdtype(value.dtype, jnp.floating):
+        kind = getattr(value, "dtype", type(value).__name__)
+        raise TypeError(f"loss must return a floating-point scalar, got {kind}; return a JAX array.")
     if value.shape != ():
         raise ValueError(
             f"loss must return a scalar, got shape {value.shape}; "

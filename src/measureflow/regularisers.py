@@ -16,7 +16,7 @@ from measureflow.integration import Integral
 from measureflow.kernels import AbstractKernel
 from measureflow.measures import AbstractMeasure, Empirical, Flat, Gaussian
 from measureflow.pytrees import Parameters, dimension, squared_norm, strong
-from measureflow.validation import require_positive
+from measureflow.validation import positive_number
 
 
 class AbstractRegulariser(eqx.Module):
@@ -43,8 +43,8 @@ class AbstractRegulariser(eqx.Module):
 
     def __rmul__(self, weight: Any) -> "Regulariser":
         names = " + ".join(divergence.name for _, divergence in self.terms())
-        require_positive(f"{names} weight", weight, f"to leave {names} out, drop the term.")
-        return Regulariser(*[(strong(weight) * w, divergence) for w, divergence in self.terms()])
+        factor = positive_number(f"{names} weight", weight, f"to leave {names} out, drop the term.")
+        return Regulariser(*[(factor * w, divergence) for w, divergence in self.terms()])
 
     __mul__ = __rmul__
 
@@ -126,7 +126,7 @@ def kl_of_gaussians(q: Gaussian, p: Gaussian) -> Float[Array, ""]:
         # tr(Σ_P⁻¹Σ_Q): every row of S_Q, whitened by P.
         matrix = q.scale.T if q.full_rank else jnp.sqrt(q.covariance())
         _, unravel = ravel_pytree(q.mean)
-        whitened = jax.vmap(lambda row: p.to_standard(jax.tree.map(jnp.add, p.mean, unravel(row))))(matrix)
+        whitened = jax.vmap(lambda row: p.whiten(unravel(row)))(matrix)
         trace = squared_norm(whitened)
     else:
         ratios = jax.tree.map(lambda m, a, b: jnp.broadcast_to(a / b, m.shape), q.mean, q.scale, p.scale)

@@ -26,7 +26,7 @@ from measureflow.measures import AbstractMeasure
 from measureflow.parametric import ParametricState
 from measureflow.problem import Problem
 from measureflow.pytrees import particle_count
-from measureflow.validation import require_count
+from measureflow.validation import require_count, typed_key
 
 # The shapes of one compiled call: how many records and scheduled step sizes it can hold. Fixed, so that
 # any number of steps is one program.
@@ -216,9 +216,9 @@ def solve(
     if record_every is None:
         record_every = default_record_every(steps)
     record_every = require_count("record_every", record_every, 1, "1 records every step.")
-    key = _typed_key(key)
+    key = typed_key(key)
     source = batch_source(data, batch_size)
-    state = initial if _is_state(initial) else flow.init(problem, initial)
+    state = _initial_state(problem, flow, initial)
     _warn_of_loneliness(problem, state)
     return _Run(problem, flow, key, source, record_every).from_state(state, steps, progress)
 
@@ -311,16 +311,16 @@ class _Run:
         )
 
 
-def _is_state(initial: Any) -> bool:
-    return isinstance(initial, ParticleState | ParametricState)
-
-
-def _typed_key(key: Any) -> Key[Array, ""]:
-    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
-        return key
-    if getattr(key, "dtype", None) == jnp.uint32 and getattr(key, "shape", None) == (2,):
-        return jax.random.wrap_key_data(key)
-    raise TypeError(f"key must be a JAX random key, got {key!r}; pass jax.random.key(0).")
+def _initial_state(problem: Problem, flow: AbstractFlow, initial: Any) -> Any:
+    """A state to continue from, or the flow's own beginning."""
+    if not isinstance(initial, ParticleState | ParametricState):
+        return flow.init(problem, initial)
+    if not isinstance(initial, flow.state_type):
+        raise TypeError(
+            f"initial is a {type(initial).__name__}, which {type(flow).__name__} cannot continue from; pass "
+            f"a {flow.state_type.__name__}, or solution.measure.particles to begin anew."
+        )
+    return initial
 
 
 def _warn_of_loneliness(problem: Problem, state: Any) -> None:
