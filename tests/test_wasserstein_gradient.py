@@ -20,7 +20,7 @@ from helpers import (
 )
 
 import measureflow as mf
-from measureflow.interactions import interaction_gradient
+from measureflow.interactions import interaction_gradient, interaction_mean
 from measureflow.kernels import AbstractKernel
 
 N, ATOMS = 12, 5
@@ -193,3 +193,23 @@ def test_wasserstein_gradient_takes_a_batch():
     x = jnp.array([[1.0], [2.0], [-1.0]])
     problem = mf.Problem(lambda theta, batch: jnp.mean(batch) * jnp.sum(theta**3))
     np.testing.assert_allclose(problem.wasserstein_gradient(x, jnp.array([1.0, 3.0])), 6 * x**2)
+
+
+@pytest.mark.parametrize("n", [512, 513, 1300])
+def test_tiles_are_the_whole(n):
+    """More than one tile of rows, whether or not they fill it: the same sums, in O(N) memory."""
+    x = np.random.default_rng(0).normal(size=(n, 2))
+    kernel = mf.Matern(1.5, 0.9) + mf.SquaredExponential(0.5)
+    difference = x[:, None] - x[None]
+    s = (difference**2).sum(-1)
+    slope = -1.5 / 0.81 * np.exp(-np.sqrt(3 * s) / 0.9) - 2 * np.exp(-2 * s)
+    profile = (1 + np.sqrt(3 * s) / 0.9) * np.exp(-np.sqrt(3 * s) / 0.9) + np.exp(-2 * s)
+    particles = jnp.asarray(x, jnp.float32)
+    expected = 2 * (slope[..., None] * difference).mean(axis=1)
+    found = jit(lambda p: interaction_gradient(kernel, p))(particles)
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        jit(lambda p: interaction_mean(kernel, p))(particles), profile.mean(), rtol=1e-5
+    )
+    program = jax.jit(lambda p: interaction_gradient(kernel, p)).lower(particles).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 6 * 512 * n * 4

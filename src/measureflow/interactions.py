@@ -1,13 +1,16 @@
 """How (1/N) Σⱼ ∇₁κ(θᵢ, θⱼ), the repulsion of particle i by all others, is summed."""
 
+from collections.abc import Callable
 from functools import singledispatch
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from measureflow.kernels import AbstractKernel, AbstractRadialKernel, KernelCombination, PullBack
-from measureflow.pytrees import Particles, add, particle_count, scale, squared_distances
+from measureflow.pytrees import OtherParticles, Particles, add, particle_count, scale, squared_distances
+
+_TILE = 512
 
 
 @singledispatch
@@ -24,20 +27,35 @@ def interaction_gradient(kernel: AbstractKernel, particles: Particles) -> Partic
 @interaction_gradient.register
 def _(kernel: AbstractRadialKernel, particles: Particles) -> Particles:
     """Radial kernels are matrix work: Σⱼ 2φ′ᵢⱼ(θᵢ − θⱼ) = 2(rowsum(φ′)ᵢ θᵢ − (φ′θ)ᵢ)."""
-    slopes = kernel.slope(squared_distances(particles, particles))
-    # The matrix is symmetric, and columns are summed faster than rows.
-    row_sums = jnp.sum(slopes, axis=0)
+    # Differences do not see the mean; without it fewer digits cancel.
+    particles = jax.tree.map(lambda leaf: leaf - jnp.mean(leaf, axis=0, keepdims=True), particles)
     factor = 2 / particle_count(particles)
 
-    def on_leaf(leaf: Array) -> Array:
-        # Differences do not see the mean; without it fewer digits cancel.
-        rows = leaf.reshape(leaf.shape[0], -1)
-        rows = rows - jnp.mean(rows, axis=0, keepdims=True)
-        pull = row_sums[:, None] * rows
-        mixed = jnp.matmul(slopes, rows, precision=jax.lax.Precision.HIGHEST)
-        return (factor * (pull - mixed)).astype(leaf.dtype).reshape(leaf.shape)
+    def on_rows(rows: OtherParticles) -> OtherParticles:
+        slopes = kernel.slope(squared_distances(rows, particles))
+        row_sums = jnp.sum(slopes, axis=1)
 
-    return jax.tree.map(on_leaf, particles)
+        def on_leaf(row: Array, leaf: Array) -> Array:
+            row_matrix, matrix = row.reshape(row.shape[0], -1), leaf.reshape(leaf.shape[0], -1)
+            mixed = jnp.matmul(slopes, matrix, precision=jax.lax.Precision.HIGHEST)
+            return (factor * (row_sums[:, None] * row_matrix - mixed)).astype(leaf.dtype).reshape(row.shape)
+
+        return jax.tree.map(on_leaf, rows, particles)
+
+    return _in_tiles(on_rows, particles)
+
+
+def _in_tiles(function: Callable[[Particles], PyTree], particles: Particles) -> PyTree:
+    """`function` of all particles, a tile of rows at a time: N² numbers never exist at once, and those
+    that do stay in the cache. Few particles are one tile."""
+    n = particle_count(particles)
+    if n <= _TILE:
+        return function(particles)
+    tiles = -(-n // _TILE)
+    padded = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[: tiles * _TILE - n]]), particles)
+    rows = jax.tree.map(lambda leaf: leaf.reshape(tiles, _TILE, *leaf.shape[1:]), padded)
+    results = jax.lax.map(function, rows)
+    return jax.tree.map(lambda leaf: leaf.reshape(tiles * _TILE, *leaf.shape[2:])[:n], results)
 
 
 @interaction_gradient.register
@@ -64,7 +82,8 @@ def interaction_mean(kernel: AbstractKernel, particles: Particles) -> Float[Arra
     if isinstance(kernel, PullBack):
         return interaction_mean(kernel.kernel, jax.vmap(kernel.features)(particles))
     if isinstance(kernel, AbstractRadialKernel):
-        return jnp.mean(kernel.profile(squared_distances(particles, particles)))
+        tile = lambda rows: jnp.mean(kernel.profile(squared_distances(rows, particles)), axis=1)  # noqa: E731
+        return jnp.mean(_in_tiles(tile, particles))
     if isinstance(kernel, KernelCombination):
         means = [interaction_mean(term, particles) for term in kernel.kernels]
         return jnp.sum(jnp.stack(kernel.weights) * jnp.stack(means))
