@@ -122,7 +122,7 @@ def test_missing_data_say_what_to_do(reproduce, monkeypatch, tmp_path):
     assert result.exit_code == 2
     assert "MEASUREFLOW_DATA is not set" in " ".join(result.output.split())
     monkeypatch.setenv(datasets.FOLDER, str(tmp_path))
-    assert "has no bostonHousing/data.txt" in " ".join(reproduce("uci", "--out", "results").output.split())
+    assert "has no kin8nm/data.txt" in " ".join(reproduce("uci", "--out", "results").output.split())
     assert not (tmp_path / "results").exists()
     with pytest.raises(ValueError, match="known are boston"):
         datasets.load_uci("iris")

@@ -1,6 +1,7 @@
 """The compiled loop: exact continuation, no recompilation, data, history."""
 
 import io
+import pickle
 from contextlib import redirect_stderr
 
 import equinox as eqx
@@ -240,8 +241,10 @@ def test_batch_noise_is_the_heat_that_batches_add(g):
     standard_error = measured.std(ddof=1) / np.sqrt(len(measured))
     assert abs(measured.mean() - expected) < 4 * standard_error
     assert standard_error < 0.05 * expected
-    whole = mf.solve(problem, flow, jnp.zeros(4), 10, KEY, data=x, batch_size=n)
-    assert np.all(whole.history.batch_noise == 0)
+    for whole in ({"batch_size": n}, {}):
+        assert np.all(
+            mf.solve(problem, flow, jnp.zeros(4), 10, KEY, data=x, **whole).history.batch_noise == 0
+        )
 
 
 @pytest.mark.standard_promotion
@@ -291,3 +294,91 @@ def test_no_steps_return_the_beginning():
     solution = mf.solve(drle(), mf.WassersteinFlow(1e-2), START, 0, KEY, data=DATA)
     assert equal(solution.measure.particles, START)
     assert list(solution.history.step) == [0]
+
+
+@pytest.mark.standard_promotion
+def test_a_state_is_continued_by_its_own_flow_and_problem_only():
+    optimised = mf.WassersteinFlow(optimiser=optax.sgd(0.1))
+    state = mf.solve(mf.deep_ensemble(regression_loss), optimised, START, 3, KEY, data=DATA).state
+    with pytest.raises(ValueError, match="not Langevin"):
+        mf.solve(drle(), optimised, state, 3, KEY, data=DATA)
+    with pytest.raises(ValueError, match="not Langevin"):
+        mf.run(drle(), optimised, state, DATA, KEY, 3)
+    preconditioned = mf.WassersteinFlow(1e-2, preconditioner=mf.RMSPreconditioner(5))
+    with pytest.raises(ValueError, match="state of another flow or problem"):
+        mf.solve(drle(), preconditioned, state, 3, KEY, data=DATA)
+    parametric = mf.ParametricFlow(mf.MeanFieldGaussian(), optax.adam(1e-2))
+    with pytest.raises(TypeError, match="ParametricFlow cannot continue from"):
+        mf.solve(drle(), parametric, state, 3, KEY, data=DATA)
+
+
+def test_errors_travel_between_processes():
+    with pytest.raises(mf.DivergenceError) as caught:
+        mf.solve(
+            mf.deep_ensemble(mf.theory.quartic_loss), mf.WassersteinFlow(1.0), jnp.full((2, 1), 9.0), 50, KEY
+        )
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert str(error) == str(caught.value)
+    assert error.step == caught.value.step
+    assert equal(error.state, caught.value.state)
+
+
+@pytest.mark.standard_promotion
+def test_divergence_of_a_parametric_flow_speaks_of_its_parameters():
+    flow = mf.ParametricFlow(mf.MeanFieldGaussian(), optax.sgd(10.0), samples=4)
+    with pytest.raises(
+        mf.DivergenceError, match="parameters are no longer finite; try a smaller learning rate"
+    ):
+        mf.solve(mf.deep_ensemble(mf.theory.quartic_loss), flow, mf.Gaussian(jnp.full(1, 9.0), 1.0), 50, KEY)
+
+
+def test_ragged_batches_are_refused_with_the_remedy():
+    with pytest.raises(ValueError, match=r"different shapes, got .*drop_last=True"):
+        mf.solve(drle(), mf.WassersteinFlow(1e-2), START, 9, KEY, data=Loader([(X, Y), (X[:3], Y[:3])]))
+
+
+@pytest.mark.parametrize("scale", [2.0, {"w": 2.0, "b": 2.0}, {"w": jnp.full(2, 2.0), "b": jnp.array(2.0)}])
+def test_a_constant_preconditioner_may_be_a_number_or_a_pytree(scale):
+    flow = mf.WassersteinFlow(1e-2, preconditioner=mf.FixedPreconditioner(scale))
+    state = step(drle(), flow, flow.init(drle(), START), DATA)
+    # For a scalar g it is the plain flow with step size ηg.
+    plain = mf.WassersteinFlow(2e-2)
+    expected = step(drle(), plain, plain.init(drle(), START), DATA)
+    for a, b in zip(jax.tree.leaves(state.particles), jax.tree.leaves(expected.particles), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="FixedPreconditioner scale has shapes"):
+        mf.WassersteinFlow(1e-2, preconditioner=mf.FixedPreconditioner(jnp.ones(3))).init(drle(), START)
+
+
+@pytest.mark.standard_promotion
+def test_precision_is_that_of_the_particles():
+    with jax.enable_x64(True):
+        prior = mf.Gaussian(jnp.zeros(2, jnp.float32), 1.0)
+        assert prior.sample(KEY, 3).dtype == jnp.float32
+        problem = mf.deep_langevin_ensemble(lambda theta: jnp.sum(theta**2), prior, kl=0.1)
+        flow = mf.WassersteinFlow(1e-2, preconditioner=mf.FixedPreconditioner(2.0))
+        for dtype in (jnp.float32, jnp.bfloat16):
+            end = mf.run(problem, flow, flow.init(problem, jnp.ones((3, 2), dtype)), None, KEY, 5)
+            assert end.particles.dtype == dtype
+
+
+@jax.tree_util.register_pytree_node_class
+class Pair:
+    """A pytree that does not know equality."""
+
+    def __init__(self, first, second):
+        self.first, self.second = first, second
+
+    def tree_flatten(self):
+        return (self.first, self.second), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def test_any_pytree_will_do():
+    prior = mf.Gaussian(Pair(jnp.zeros(2), jnp.zeros(())), 1.0)
+    problem = mf.deep_langevin_ensemble(lambda t: jnp.sum(t.first**2) + t.second**2, prior, kl=1.0)
+    solution = mf.solve(problem, mf.WassersteinFlow(1e-2), prior.sample(KEY, 4), 3, KEY)
+    assert solution.measure.particles.first.shape == (4, 2)

@@ -150,6 +150,27 @@ def test_theorem_1_in_the_plane():
     assert right == pytest.approx(stats.norm.cdf(1.0), abs=0.01)
 
 
+@pytest.mark.parametrize("grid", [np.linspace(-10, 10, 21), np.linspace(-30, 30, 601)])
+def test_coarse_and_wide_grids_find_minima_only(grid):
+    atoms, weights = mf.theory.deep_ensemble_limit(mf.theory.quartic_loss, PRIOR, grid)
+    np.testing.assert_allclose(np.sort(atoms[:, 0]), [-2, 1], atol=1e-4)
+    np.testing.assert_allclose(weights, 0.5, atol=1e-3)
+
+
+def test_minimisers_are_in_double_precision():
+    """A large constant and a small temperature, as losses with data have: 1/τ amplifies rounding."""
+    problem = mf.deep_langevin_ensemble(lambda t: 0.5 * jnp.sum((t - 5.0) ** 2) + 1000.0, mf.Flat(), kl=1e-4)
+    grid = np.linspace(4.9, 5.1, 401)
+    expected = stats.norm.pdf(grid, 5.0, 0.01)
+    np.testing.assert_allclose(mf.theory.minimiser(problem, grid), expected, atol=1e-6 * expected.max())
+
+
+def test_a_grid_that_cuts_the_mass_is_reported():
+    problem = mf.deep_langevin_ensemble(mf.theory.quartic_loss, PRIOR, kl=1.0)
+    with pytest.warns(UserWarning, match="widen the grid"):
+        mf.theory.minimiser(problem, np.linspace(-1, 4, 5001))
+
+
 def test_the_limit_needs_minima():
     with pytest.raises(RuntimeError, match="had not reached a minimum"):
         mf.theory.deep_ensemble_limit(lambda t: 0.1 * jnp.sum(t), PRIOR, np.linspace(-3, 3, 31))

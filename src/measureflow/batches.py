@@ -28,6 +28,10 @@ class AbstractBatches(eqx.Module):
     def at(self, order: PyTree, step: Int[Array, ""], key: Key[Array, ""]) -> tuple[PyTree, PyTree]:
         """The batch of this step, and the order to go on with."""
 
+    @abc.abstractmethod
+    def sampled_share(self) -> float:
+        """Batch size over number of cases; 0 where that number is not known."""
+
 
 class Whole(AbstractBatches):
     """All data at every step; no data is `Whole(None)`."""
@@ -39,6 +43,9 @@ class Whole(AbstractBatches):
 
     def at(self, order: None, step: Int[Array, ""], key: Key[Array, ""]) -> tuple[PyTree, None]:
         return self.data, None
+
+    def sampled_share(self) -> float:
+        return 1.0
 
 
 class Shuffled(AbstractBatches):
@@ -68,6 +75,9 @@ class Shuffled(AbstractBatches):
         rows = jax.lax.dynamic_slice(order[1], (first,), (self.batch_size,))
         return jax.tree.map(lambda leaf: leaf[rows], self.data), order
 
+    def sampled_share(self) -> float:
+        return self.batch_size / self.cases
+
 
 class Stacked(AbstractBatches):
     """Batches that came from an iterator, stacked: batch k belongs to step `first` + k."""
@@ -81,18 +91,16 @@ class Stacked(AbstractBatches):
     def at(self, order: None, step: Int[Array, ""], key: Key[Array, ""]) -> tuple[PyTree, None]:
         return jax.tree.map(lambda leaf: leaf[step - self.first], self.data), None
 
-
-def sampled_share(batches: AbstractBatches) -> float:
-    """Batch size over number of cases; 0 where the number of cases is not known."""
-    return batches.batch_size / batches.cases if isinstance(batches, Shuffled) else 0.0
+    def sampled_share(self) -> float:
+        return 0.0
 
 
 def split_in_half(batch: PyTree) -> tuple[PyTree, PyTree] | None:
-    """Two halves of a batch (an odd case is left out), or None if there are not two cases."""
-    leaves = jax.tree.leaves(batch)
-    if not leaves or any(leaf.ndim == 0 or leaf.shape[0] < 2 for leaf in leaves):
+    """Two halves of a batch (an odd case is left out), or None if it is not made of two cases or more."""
+    lengths = {leaf.shape[:1] for leaf in jax.tree.leaves(batch)}
+    if len(lengths) != 1 or next(iter(lengths)) in ((), (0,), (1,)):
         return None
-    half = leaves[0].shape[0] // 2
+    half = next(iter(lengths))[0] // 2
     return (
         jax.tree.map(lambda leaf: leaf[:half], batch),
         jax.tree.map(lambda leaf: leaf[half : 2 * half], batch),
@@ -101,12 +109,24 @@ def split_in_half(batch: PyTree) -> tuple[PyTree, PyTree] | None:
 
 def data_key(key: Key[Array, ""]) -> Key[Array, ""]:
     """The stream of randomness that orders the data, apart from the one that moves the particles."""
-    return jax.random.fold_in(key, jnp.uint32(0xDA7A))
+    # Steps are folded in as int32, so none of them is this number.
+    return jax.random.fold_in(key, jnp.uint32(2**32 - 1))
 
 
 def on_device(data: PyTree, batch_size: int | None) -> AbstractBatches:
     """Batches of arrays that lie on the device: all cases, or `batch_size` of them at a time."""
-    return Whole(data) if batch_size is None else Shuffled(data, batch_size)
+    if data is None:
+        if batch_size is not None:
+            raise ValueError(f"batch_size={batch_size} was given without data; pass data=(X, y).")
+        return Whole(None)
+    data = jax.tree.map(jnp.asarray, require_leading_axis("data", data, "case"))
+    if batch_size is None:
+        return Whole(data)
+    cases = jax.tree.leaves(data)[0].shape[0]
+    batch_size = require_count("batch_size", batch_size, 1, "100 is a start.")
+    if batch_size > cases:
+        raise ValueError(f"batch_size={batch_size} exceeds the {cases} cases of data; use at most {cases}.")
+    return Shuffled(data, batch_size)
 
 
 class Arrays:
@@ -149,6 +169,12 @@ class Stream:
         taken = self.waiting[: max(count, 1)]
         self.waiting = self.waiting[count:]
         padded = taken + [taken[-1]] * (STREAMED - len(taken))
+        shapes = {tuple(np.shape(leaf) for leaf in jax.tree.leaves(batch)) for batch in taken}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"data yields batches of different shapes, got {sorted(shapes)}; drop the short one "
+                "(drop_last=True in a loader), so that there is one program."
+            )
         stack = jax.tree.map(lambda *leaves: jnp.asarray(np.stack([np.asarray(x) for x in leaves])), *padded)
         self.last = Stacked(stack, jnp.asarray(first, jnp.int32))
         return self.last
@@ -175,16 +201,4 @@ def batch_source(data: Any, batch_size: int | None) -> Arrays | Stream:
         if stream.prefetch(1) == 0:
             raise ValueError(f"data is an iterator that yields no batch, got {data!r}; pass one that does.")
         return stream
-    if data is None:
-        if batch_size is not None:
-            raise ValueError(f"batch_size={batch_size} was given without data; pass data=(X, y).")
-        return Arrays(None, None)
-    data = jax.tree.map(jnp.asarray, require_leading_axis("data", data, "case"))
-    if batch_size is not None:
-        cases = jax.tree.leaves(data)[0].shape[0]
-        batch_size = require_count("batch_size", batch_size, 1, "100 is a start.")
-        if batch_size > cases:
-            raise ValueError(
-                f"batch_size={batch_size} exceeds the {cases} cases of data; use at most {cases}."
-            )
     return Arrays(data, batch_size)

@@ -1,6 +1,7 @@
 """The command line. The only module that knows typer and rich."""
 
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -52,10 +53,13 @@ def demo(
             f"{', '.join(existing)} exists; pass --force to overwrite, or another --out.", param_hint="--out"
         )
     out.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
     results = list(run_demo(seed, progress=True))
+    seconds = round(time.perf_counter() - began, 1)
     console.print(_demo_table(results))
     demo_figure(results, picture)
-    record = provenance(seed, SETTINGS) | {"rows": [row._asdict() for r in results for row in r.rows]}
+    rows = [row._asdict() for result in results for row in result.rows]
+    record = provenance(seed, SETTINGS) | {"seconds": seconds, "rows": rows}
     _write_json(numbers, record)
     console.print(f"Wrote {picture} and {numbers}.")
 
@@ -170,4 +174,14 @@ def _shown(value: Any) -> str:
 
 
 def _write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(_valid(content), indent=2, ensure_ascii=False, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _valid(value: Any) -> Any:
+    """JSON knows no NaN and no infinities: they are null."""
+    if isinstance(value, dict):
+        return {name: _valid(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_valid(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -33,7 +33,7 @@ def load_uci(name: str) -> RegressionSet:
     """The set `name` with its canonical splits (20 of 90/10; 5 for protein), from the local folder."""
     if name not in NAMES:
         raise ValueError(f"unknown data set {name!r}; known are {', '.join(NAMES)}.")
-    folder = uci_folder() / NAMES[name]
+    folder = _folder(NAMES[name])
     table = np.loadtxt(folder / "data.txt")
     features, target = _indices(folder / "index_features.txt"), _indices(folder / "index_target.txt")
     number = int(_indices(folder / "n_splits.txt")[0])
@@ -44,8 +44,8 @@ def load_uci(name: str) -> RegressionSet:
     return RegressionSet(table[:, features], table[:, target[0]], splits)
 
 
-def uci_folder() -> Path:
-    """Where the sets lie, or an error that says where to put them."""
+def _folder(name: str) -> Path:
+    """Where a set lies, or an error that says where to put it."""
     named = os.environ.get(FOLDER)
     layout = (
         "a folder with one subfolder per set (concrete, energy, …) that holds data.txt, index_features.txt, "
@@ -54,13 +54,11 @@ def uci_folder() -> Path:
     )
     if not named:
         raise FileNotFoundError(f"the UCI sets were not found: {FOLDER} is not set; set it to {layout}.")
-    missing = [folder for folder in NAMES.values() if not (Path(named) / folder / "data.txt").is_file()]
-    if missing:
+    if not (Path(named) / name / "data.txt").is_file():
         raise FileNotFoundError(
-            f"the UCI sets were not found: {FOLDER}={named} has no {missing[0]}/data.txt; "
-            f"it should name {layout}."
+            f"the UCI sets were not found: {FOLDER}={named} has no {name}/data.txt; it should name {layout}."
         )
-    return Path(named)
+    return Path(named) / name
 
 
 def _indices(path: Path) -> np.ndarray:

@@ -266,7 +266,11 @@ def _affine_push_forward(features: Callable[[Parameters], PyTree], measure: Gaus
     matrix = jax.jacfwd(lambda x: ravel_pytree(features(unravel(x)))[0])(flat)
     if is_concrete(matrix) and not jnp.any(matrix):
         raise ValueError("these features are constant: they tell no two particles apart; use others.")
-    covariance = matrix @ measure.covariance() @ matrix.T
+    if measure.full_rank:
+        factor = matrix @ measure.scale
+    else:
+        factor = matrix * ravel_pytree(measure.deviations())[0][None, :]
+    covariance = factor @ factor.T
     # Features may be linearly dependent. The covariance is known up to rounding, so a ridge of that
     # size changes nothing and makes the factor exist.
     ridge = 8 * covariance.shape[0] * jnp.finfo(covariance.dtype).eps * jnp.max(jnp.diagonal(covariance))

@@ -1,6 +1,7 @@
 """Wasserstein gradient flow of a free energy, realised by interacting particles."""
 
 import abc
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -8,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from measureflow.batches import split_in_half
 from measureflow.free_energy import FreeEnergy
@@ -22,6 +23,8 @@ from measureflow.pytrees import (
     dimension,
     particle_count,
     root_mean_square_norm,
+    shapes_of,
+    shown_shapes,
     squared_norm,
     strong,
     subtract,
@@ -33,12 +36,17 @@ from measureflow.validation import positive_number, require_particles
 class AbstractFlow(eqx.Module):
     """How a problem is solved: a state, a pure step, and the measure that a state stands for."""
 
-    #: The class of its states.
-    state_type: ClassVar[type]
+    #: What `finite` counts, and what to try where they are not.
+    movers: ClassVar[str]
+    remedy: ClassVar[str]
 
     @abc.abstractmethod
     def init(self, problem: Problem, initial: Any) -> Any:
         """The state at step 0."""
+
+    @abc.abstractmethod
+    def resume(self, problem: Problem, state: Any) -> Any:
+        """A state to continue from, if it is one of this flow and problem; else an error."""
 
     @abc.abstractmethod
     def step(self, problem: Problem, state: Any, batch: PyTree, key: Key[Array, ""]) -> Any:
@@ -47,6 +55,10 @@ class AbstractFlow(eqx.Module):
     @abc.abstractmethod
     def measure(self, state: Any) -> AbstractMeasure:
         """Q."""
+
+    @abc.abstractmethod
+    def finite(self, state: Any) -> Bool[Array, " n"]:
+        """Which particles, or whether the parameters, are finite numbers."""
 
     @abc.abstractmethod
     def observe(
@@ -65,6 +77,23 @@ def require_optimiser(optimiser: Any) -> None:
         raise TypeError(
             f"optimiser must be an Optax optimiser, got {optimiser!r}; for example optax.adam(1e-2)."
         )
+
+
+def require_state(flow: AbstractFlow, kind: type, state: Any, fresh: Callable[[], Any]) -> Any:
+    """`state`, if it is of the kind, structure and shapes of a fresh one."""
+    if not isinstance(state, kind):
+        raise TypeError(
+            f"initial is a {type(state).__name__}, which {type(flow).__name__} cannot continue from; pass a "
+            f"{kind.__name__}, or solution.measure.particles to begin anew."
+        )
+    expected = eqx.filter_eval_shape(fresh)
+    if shapes_of(state) != shapes_of(expected):
+        raise ValueError(
+            "initial is a state of another flow or problem: its arrays are "
+            f"{shown_shapes(state)}, expected {shown_shapes(expected)}; begin anew from "
+            "solution.measure.particles."
+        )
+    return state
 
 
 def optimiser_step(
@@ -104,7 +133,10 @@ class WassersteinFlow(AbstractFlow):
     )
     preconditioner: AbstractPreconditioner | None = None
     optimiser: optax.GradientTransformation | None = None
-    state_type: ClassVar[type] = ParticleState
+    movers: ClassVar[str] = "particles"
+    remedy: ClassVar[str] = (
+        "a smaller step_size, a schedule that starts smaller, or preconditioner=mf.RMSPreconditioner(...)"
+    )
 
     def __check_init__(self) -> None:
         if (self.step_size is None) == (self.optimiser is None):
@@ -135,6 +167,9 @@ class WassersteinFlow(AbstractFlow):
             memory = self.preconditioner.init(particles)
         return ParticleState(particles, jnp.zeros((), jnp.int32), memory)
 
+    def resume(self, problem: Problem, state: Any) -> ParticleState:
+        return require_state(self, ParticleState, state, lambda: self.init(problem, state.particles))
+
     def _require_no_temperature(self, problem: Problem) -> None:
         temperature = problem.free_energy().temperature
         if temperature is not None:
@@ -150,6 +185,7 @@ class WassersteinFlow(AbstractFlow):
         energy = problem.free_energy(batch)
         gradient = energy.wasserstein_gradient(state.particles)
         if self.optimiser is not None:
+            self._require_no_temperature(problem)
             move = eqx.Partial(optimiser_step, self.optimiser)
             particles, memory = jax.vmap(move)(gradient, state.memory, state.particles)
             return ParticleState(particles, state.step + 1, memory)
@@ -174,6 +210,10 @@ class WassersteinFlow(AbstractFlow):
 
     def measure(self, state: ParticleState) -> Empirical:
         return Empirical(state.particles)
+
+    def finite(self, state: ParticleState) -> Bool[Array, " n"]:
+        leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(state.particles)]
+        return functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(leaf), axis=1) for leaf in leaves])
 
     def tabulated(self, first: int, used: int, length: int) -> "WassersteinFlow":
         if self.step_size is None or not callable(self.step_size):
@@ -234,7 +274,7 @@ class WassersteinFlow(AbstractFlow):
             g = self.preconditioner.diagonal(state.memory, jnp.maximum(state.step - 1, 0))
             difference = jax.tree.map(lambda d, s: jnp.sqrt(s) * d, difference, _like(g, difference))
             # Before the first step an adaptive diagonal has seen nothing.
-            trace_known = (state.step > 0) | (state.memory is None)
+            trace_known = (state.step > 0) | (not self.preconditioner.adaptive)
             difference = jax.tree.map(lambda d: jnp.where(trace_known, d, jnp.nan), difference)
         trace = squared_norm(difference) / (4 * particle_count(state.particles)) * (1 - sampled_share)
         number = dimension(jax.tree.map(lambda leaf: leaf[0], state.particles))
@@ -243,7 +283,9 @@ class WassersteinFlow(AbstractFlow):
 
 def _like(diagonal: Parameters, particles: Particles) -> PyTree[Float[Array, "1 ..."]]:
     """The diagonal g against particles: one leading axis more, scalars spread out."""
-    return jax.tree.map(lambda g, x: jnp.broadcast_to(g, x.shape[1:])[None], diagonal, particles)
+    return jax.tree.map(
+        lambda g, x: jnp.broadcast_to(g.astype(x.dtype), x.shape[1:])[None], diagonal, particles
+    )
 
 
 def euler_maruyama(

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from measureflow.interactions import interaction_gradient, interaction_mean
 from measureflow.kernels import AbstractKernel
-from measureflow.pytrees import Parameters, Particles, add
+from measureflow.pytrees import Parameters, Particles, add, strong
 
 Potential: TypeAlias = Callable[[Parameters], Float[Array, ""]]
 
@@ -35,7 +35,9 @@ class FreeEnergy(eqx.Module):
 
     potential: Potential | None = None
     interaction: AbstractKernel | None = None
-    temperature: Float[Array, ""] | None = None
+    temperature: Float[Array, ""] | None = eqx.field(
+        converter=lambda value: None if value is None else strong(value), default=None
+    )
 
     def __add__(self, other: "FreeEnergy") -> "FreeEnergy":
         one = jnp.ones(())

@@ -23,7 +23,6 @@ from measureflow.pytrees import (
     particle_count,
     squared_distances,
     strong,
-    strong_tree,
     subtract,
     total,
 )
@@ -74,15 +73,15 @@ def _gaussian_scale(mean: Parameters, scale: PyTree) -> tuple[PyTree, bool]:
         raise TypeError(f"Gaussian scale must hold numbers, got {scale!r}; {remedy}")
     if leaves and leaves[0] is scale and jnp.ndim(scale) == 0:
         deviation = positive_number("Gaussian scale", scale, remedy)
-        return jax.tree.map(lambda _: deviation, mean), False
+        return jax.tree.map(lambda m: deviation.astype(m.dtype), mean), False
     shapes = [leaf.shape for leaf in jax.tree.leaves(mean)]
     if jax.tree.structure(scale) == structure and all(
         jnp.shape(leaf) in ((), shape) for leaf, shape in zip(leaves, shapes, strict=True)
     ):
         require_positive("Gaussian scale", scale, remedy)
-        return strong_tree(scale), False
+        return jax.tree.map(lambda m, s: strong(s).astype(m.dtype), mean, scale), False
     if len(leaves) == 1 and jnp.shape(leaves[0]) == (number, number):
-        return _lower_triangular(strong(leaves[0])), True
+        return _lower_triangular(strong(leaves[0]).astype(ravel_pytree(mean)[0].dtype)), True
     raise ValueError(
         f"Gaussian scale has shapes {jax.tree.map(jnp.shape, scale)}, the mean {shapes}; {remedy}"
     )
@@ -164,12 +163,20 @@ class Gaussian(AbstractMeasure):
         """H = ½ J log(2πe) + log |scale|."""
         return 0.5 * dimension(self.mean) * math.log(2 * math.pi * math.e) + self.log_determinant()
 
+    def deviations(self) -> Parameters:
+        """The standard deviation of every coordinate, a pytree like the mean."""
+        if self.full_rank:
+            _, unravel = ravel_pytree(self.mean)
+            return unravel(jnp.sqrt(jnp.sum(jnp.square(self.scale), axis=1)))
+        return jax.tree.map(lambda m, s: jnp.broadcast_to(s, m.shape), self.mean, self.scale)
+
+    def factor(self) -> Float[Array, "J J"]:
+        """S with Σ = S Sᵀ, over the ravelled mean."""
+        return self.scale if self.full_rank else jnp.diag(ravel_pytree(self.deviations())[0])
+
     def covariance(self) -> Float[Array, "J J"]:
         """Σ over the ravelled mean."""
-        if self.full_rank:
-            return self.scale @ self.scale.T
-        deviations = jax.tree.map(lambda m, s: jnp.broadcast_to(s, m.shape), self.mean, self.scale)
-        return jnp.diag(jnp.square(ravel_pytree(deviations)[0]))
+        return self.factor() @ self.factor().T
 
     def template(self) -> Parameters:
         return self.mean
@@ -298,7 +305,8 @@ def _neighbour_distances(particles: Particles, neighbour: int) -> Float[Array, "
             distance = jnp.maximum(near, distance)
         return tuple(kept), None
 
-    first = jnp.full((particle_count(particles),), jnp.inf, jax.tree.leaves(particles)[0].dtype)
+    dtype = jnp.result_type(*jax.tree.leaves(particles))
+    first = jnp.full((particle_count(particles),), jnp.inf, dtype)
     return jax.lax.scan(insert, (first,) * (neighbour + 1), particles)[0][-1]
 
 

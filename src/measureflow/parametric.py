@@ -7,10 +7,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from measureflow.flows import AbstractFlow, optimiser_step, require_optimiser
+from measureflow.flows import AbstractFlow, optimiser_step, require_optimiser, require_state
 from measureflow.integration import draws
 from measureflow.measures import Empirical, Gaussian
 from measureflow.problem import Problem, value_parts
@@ -38,9 +37,7 @@ class MeanFieldGaussian(AbstractFamily):
     """N(m, diag(exp(β))²): independent coordinates, ν = (m, β) with β the log standard deviations."""
 
     def parameters(self, initial: Gaussian) -> tuple[Parameters, Parameters]:
-        _, unravel = ravel_pytree(initial.mean)
-        deviations = unravel(jnp.sqrt(jnp.diagonal(initial.covariance())))
-        return initial.mean, jax.tree.map(jnp.log, deviations)
+        return initial.mean, jax.tree.map(jnp.log, initial.deviations())
 
     def member(self, parameters: tuple[Parameters, Parameters]) -> Gaussian:
         mean, log_scale = parameters
@@ -54,7 +51,7 @@ class FullRankGaussian(AbstractFamily):
     """N(m, LLᵀ): any covariance, ν = (m, A), L the lower triangle of A with its diagonal exponentiated."""
 
     def parameters(self, initial: Gaussian) -> tuple[Parameters, Float[Array, "J J"]]:
-        factor = initial.scale if initial.full_rank else jnp.sqrt(initial.covariance())
+        factor = initial.factor()
         return initial.mean, jnp.tril(factor, -1) + jnp.diag(jnp.log(jnp.diagonal(factor)))
 
     def member(self, parameters: tuple[Parameters, Float[Array, "J J"]]) -> Gaussian:
@@ -86,7 +83,8 @@ class ParametricFlow(AbstractFlow):
     family: AbstractFamily
     optimiser: optax.GradientTransformation
     samples: int = eqx.field(static=True, default=200)
-    state_type: ClassVar[type] = ParametricState
+    movers: ClassVar[str] = "sets of parameters"
+    remedy: ClassVar[str] = "a smaller learning rate of the optimiser, or more samples"
 
     def __check_init__(self) -> None:
         if not isinstance(self.family, AbstractFamily):
@@ -102,6 +100,14 @@ class ParametricFlow(AbstractFlow):
         require_particles("initial", jax.tree.map(lambda leaf: leaf[None], initial.mean), problem.template())
         parameters = self.family.parameters(initial)
         return ParametricState(parameters, jnp.zeros((), jnp.int32), self.optimiser.init(parameters))
+
+    def resume(self, problem: Problem, state: Any) -> ParametricState:
+        fresh = lambda: self.init(problem, self.family.member(state.parameters))  # noqa: E731
+        return require_state(self, ParametricState, state, fresh)
+
+    def finite(self, state: ParametricState) -> Bool[Array, "1"]:
+        leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.parameters)]
+        return jnp.all(jnp.stack(leaves))[None]
 
     def _moment_matched(self, particles: Particles) -> Gaussian:
         try:

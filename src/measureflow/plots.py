@@ -11,14 +11,11 @@ from matplotlib.figure import Figure
 
 from measureflow.demo import GRID, Result
 from measureflow.measures import Gaussian
-from measureflow.paper import Reproduction
+from measureflow.paper.claims import COLOURS, Reproduction
 from measureflow.theory import quartic_loss
 from measureflow.theory.laws import AtomicLaw
 
 WIDTH = 0.15  # of a histogram's bars
-
-# The colour-blind safe palette of Okabe and Ito.
-COLOURS = {"DE": "#E69F00", "DLE": "#0072B2", "DRE": "#CC79A7", "DRLE": "#009E73", "FD-GVI": "#D55E00"}
 
 
 def save_reproduction(result: Reproduction, folder: Path) -> None:

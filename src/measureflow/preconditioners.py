@@ -4,19 +4,22 @@ The same g scales drift and noise, so once it stands still the invariant law is 
 """
 
 import abc
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from measureflow.pytrees import Parameters, Particles, strong_tree
+from measureflow.pytrees import Parameters, Particles, is_concrete, shown_shapes, strong_tree
 from measureflow.validation import positive_number, require_count, require_positive
 
 
 class AbstractPreconditioner(eqx.Module):
     """g, one number per coordinate of θ, shared by all particles."""
+
+    #: Whether g depends on the drifts it has seen.
+    adaptive: ClassVar[bool]
 
     @abc.abstractmethod
     def init(self, particles: Particles) -> PyTree:
@@ -32,21 +35,39 @@ class AbstractPreconditioner(eqx.Module):
 
 
 class FixedPreconditioner(AbstractPreconditioner):
-    """A constant g > 0: a pytree like θ (leaves may be scalars)."""
+    """A constant g > 0: a number, or a pytree like θ whose leaves may be scalars."""
 
     scale: Parameters = eqx.field(converter=strong_tree)
+    adaptive: ClassVar[bool] = False
 
     def __check_init__(self) -> None:
         require_positive("FixedPreconditioner scale", self.scale, "it multiplies the step size.")
 
-    def init(self, particles: Particles) -> None:
-        return None
+    def init(self, particles: Particles) -> Parameters:
+        leaves, structure = jax.tree.flatten(particles)
+        if isinstance(self.scale, jax.Array) and self.scale.shape == ():
+            return jax.tree.unflatten(structure, [self.scale.astype(leaf.dtype) for leaf in leaves])
+        fits = jax.tree.structure(self.scale) == structure and all(
+            g.shape in ((), x.shape[1:]) for g, x in zip(jax.tree.leaves(self.scale), leaves, strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                f"FixedPreconditioner scale has shapes {shown_shapes(self.scale)}, the particles "
+                f"{shown_shapes(particles)}; pass a number, or a pytree like one particle."
+            )
+        return jax.tree.map(lambda g, x: g.astype(x.dtype), self.scale, particles)
 
-    def update(self, memory: None, gradient: Particles, step: Int[Array, ""]) -> None:
-        return None
+    def update(self, memory: Parameters, gradient: Particles, step: Int[Array, ""]) -> Parameters:
+        return memory
 
-    def diagonal(self, memory: None, step: Int[Array, ""]) -> Parameters:
-        return self.scale
+    def diagonal(self, memory: Parameters, step: Int[Array, ""]) -> Parameters:
+        return memory
+
+
+def _adapt_steps(value: Any) -> Int[Array, ""]:
+    if is_concrete(value):
+        value = require_count("RMSPreconditioner adapt_steps", value, 1, "it freezes after them.")
+    return jnp.asarray(value, jnp.int32)
 
 
 def _decay(value: Any) -> Float[Array, ""]:
@@ -64,12 +85,12 @@ class RMSPreconditioner(AbstractPreconditioner):
     law, so nothing before `adapt_steps` is a sample of q*.
     """
 
-    adapt_steps: int = eqx.field(static=True)
+    adapt_steps: Int[Array, ""] = eqx.field(converter=_adapt_steps)
     decay: Float[Array, ""] = eqx.field(converter=_decay, default=0.99)
     epsilon: Float[Array, ""] = eqx.field(converter=_epsilon, default=1e-6)
+    adaptive: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
-        require_count("RMSPreconditioner adapt_steps", self.adapt_steps, 1, "it freezes after them.")
         require_positive("RMSPreconditioner 1 − decay", 1 - self.decay, "0.99 averages over 100 steps.")
 
     def init(self, particles: Particles) -> Parameters:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
@@ -14,7 +13,7 @@ from measureflow.free_energy import FreeEnergy
 from measureflow.integration import Integral, integral
 from measureflow.kernels import AbstractKernel
 from measureflow.measures import AbstractMeasure, Empirical, Gaussian
-from measureflow.pytrees import Parameters, Particles
+from measureflow.pytrees import Parameters, Particles, shapes_of, shown_shapes
 from measureflow.regularisers import KL, AbstractDivergence, AbstractRegulariser, SquaredMMD
 from measureflow.validation import require_count, require_particles, require_same_shape, typed_key
 
@@ -40,10 +39,11 @@ class Problem(eqx.Module):
                 f"regulariser must be built from KL and SquaredMMD, got {self.regulariser!r}; "
                 "for example 1.0 * mf.KL(prior)."
             )
-        shapes = [jax.tree.map(jnp.shape, t) for t in self._templates()]
-        if any(shape != shapes[0] for shape in shapes):
+        templates = self._templates()
+        if any(shapes_of(template) != shapes_of(templates[0]) for template in templates):
+            shown = [shown_shapes(template) for template in templates]
             raise ValueError(
-                f"the references are on different spaces, got shapes {shapes}; give all the shape of θ."
+                f"the references are on different spaces, got shapes {shown}; give all the shape of θ."
             )
 
     def terms(self) -> tuple[tuple[Float[Array, ""], AbstractDivergence], ...]:

@@ -42,6 +42,19 @@ def strong_tree(tree: PyTree) -> Parameters:
     return jax.tree.map(strong, tree)
 
 
+def shapes_of(tree: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
+    """Structure and shapes, to be compared."""
+    return jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def shown_shapes(tree: PyTree) -> Any:
+    """Shapes by path, to be read."""
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    if len(paths) == 1 and not paths[0][0]:
+        return jnp.shape(paths[0][1])
+    return {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in paths}
+
+
 def particle_count(particles: Particles) -> int:
     """N."""
     return jax.tree.leaves(particles)[0].shape[0]

@@ -124,7 +124,7 @@ def kl_of_gaussians(q: Gaussian, p: Gaussian) -> Float[Array, ""]:
     mean_term = squared_norm(p.to_standard(q.mean))
     if q.full_rank or p.full_rank:
         # tr(Σ_P⁻¹Σ_Q): every row of S_Q, whitened by P.
-        matrix = q.scale.T if q.full_rank else jnp.sqrt(q.covariance())
+        matrix = q.factor().T
         _, unravel = ravel_pytree(q.mean)
         whitened = jax.vmap(lambda row: p.whiten(unravel(row)))(matrix)
         trace = squared_norm(whitened)

@@ -1,5 +1,6 @@
 """The compiled loop: from a problem, a flow and a beginning to a measure."""
 
+import dataclasses
 import time
 import warnings
 from typing import Any
@@ -19,7 +20,6 @@ from measureflow.batches import (
     batch_source,
     data_key,
     on_device,
-    sampled_share,
 )
 from measureflow.flows import AbstractFlow, ParticleState
 from measureflow.measures import AbstractMeasure
@@ -47,7 +47,8 @@ class History(dict[str, np.ndarray]):
             raise AttributeError(f"history has no {name!r}; it has {', '.join(self)}.") from None
 
 
-class Solution(eqx.Module):
+@dataclasses.dataclass(frozen=True)
+class Solution:
     """What `solve` returns: the measure Q, the history of the run, and the state to continue from."""
 
     measure: AbstractMeasure
@@ -60,8 +61,11 @@ class RunError(RuntimeError):
     from, and `history` what was recorded."""
 
     def __init__(self, message: str, state: Any, history: History):
-        super().__init__(message)
+        super().__init__(message, state, history)
         self.state, self.history = state, history
+
+    def __str__(self) -> str:
+        return self.args[0]
 
 
 class DivergenceError(RunError):
@@ -70,6 +74,8 @@ class DivergenceError(RunError):
 
     def __init__(self, message: str, state: Any, history: History, step: int, lost: np.ndarray):
         super().__init__(message, state, history)
+        # What it takes to make the exception again, in another process.
+        self.args = (message, state, history, step, lost)
         self.step, self.lost = step, lost
 
 
@@ -90,7 +96,8 @@ def run(
     """The state after `steps` more steps: pure, to be jitted and vmapped.
 
     `data` is a pytree of arrays with one row per case, all of which the loss sees at each step, or
-    `batch_size` of them; None if the loss takes none. `steps` may be traced.
+    `batch_size` of them; None if the loss takes none. `steps` may be traced. Under `vmap`, keep
+    `state.step` unbatched: then a permutation of the data is computed once an epoch, not at every step.
     """
     return _advance(problem, flow, state, on_device(data, batch_size), key, steps)[0]
 
@@ -132,7 +139,7 @@ def _chunk(
 
     def observe(state: Any, order: PyTree) -> dict[str, Array]:
         batch, _ = batches.at(order, state.step, order_key)
-        return flow.observe(problem, state, batch, key, sampled_share(batches))
+        return flow.observe(problem, state, batch, key, batches.sampled_share())
 
     def body(slot: Array, carry: tuple) -> tuple:
         state, order, table = carry
@@ -167,17 +174,9 @@ class _Log:
         return History({name: np.array([row[name] for row in self.rows]) for name in names})
 
 
-def _finite(state: Any) -> Bool[Array, " n"]:
-    """Which particles are finite; for a parametric state, whether it is."""
-    if isinstance(state, ParticleState):
-        leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(state.particles)]
-        return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf), axis=1) for leaf in leaves]), axis=0)
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.parameters)]))[
-        None
-    ]
-
-
-_finite_jitted = eqx.filter_jit(_finite)
+@eqx.filter_jit
+def _finite(flow: AbstractFlow, state: Any) -> Bool[Array, " n"]:
+    return flow.finite(state)
 
 
 def _next_call(step: int, end: int, record_every: int, budget: int) -> tuple[int, int]:
@@ -218,7 +217,8 @@ def solve(
     record_every = require_count("record_every", record_every, 1, "1 records every step.")
     key = typed_key(key)
     source = batch_source(data, batch_size)
-    state = _initial_state(problem, flow, initial)
+    is_state = isinstance(initial, ParticleState | ParametricState)
+    state = flow.resume(problem, initial) if is_state else flow.init(problem, initial)
     _warn_of_loneliness(problem, state)
     return _Run(problem, flow, key, source, record_every).from_state(state, steps, progress)
 
@@ -250,7 +250,7 @@ class _Run:
                 records, each = _next_call(step, end, self.log.record_every, possible)
                 batches = self.source.take(step, records * each)
                 after, table = self.call(state, batches, records, each)
-                if not np.all(np.asarray(_finite_jitted(after))):
+                if not np.all(_finite(self.flow, after)):
                     self._raise_divergence(state, batches, records * each)
                 state, step = after, step + records * each
                 self.log.add(table, records)
@@ -279,48 +279,35 @@ class _Run:
         return steps
 
     def _require_finite_start(self, state: Any) -> None:
-        first = self.log.rows[0]
-        if np.isfinite(first["loss"]) and np.all(np.asarray(_finite_jitted(state))):
-            return
-        raise ValueError(
-            f"loss is {first['loss']} (mean over particles) at the initial particles, step {first['step']}; "
-            "check the loss, the data and `initial` for NaN, infinities and logarithms of zero."
-        )
+        if not np.all(_finite(self.flow, state)):
+            raise ValueError("initial holds numbers that are not finite; check it for NaN and infinities.")
+        loss = self.log.rows[0]["loss"]
+        if not np.isfinite(loss):
+            raise ValueError(
+                f"loss is {loss} at `initial` (its mean over particles), step {int(state.step)}; check the "
+                "loss, the data and `initial` for NaN, infinities and logarithms of zero."
+            )
 
     def _raise_divergence(self, state: Any, batches: AbstractBatches, steps: int) -> None:
         """The run is deterministic, so the step is found by bisection from the last good state."""
-        good, bad, last, failed = 0, steps, state, None
-        while bad - good > 1 or failed is None:
-            middle = max((good + bad) // 2, 1) if bad - good > 1 else bad
+        good, bad = 0, steps
+        while bad - good > 1:
+            middle = (good + bad) // 2
             tried, _ = self.call(state, batches, 1, middle)
-            if np.all(np.asarray(_finite_jitted(tried))):
-                good, last = middle, tried
-            else:
-                bad, failed = middle, tried
-        lost = np.flatnonzero(~np.asarray(_finite_jitted(failed)))
-        total = len(np.asarray(_finite_jitted(failed)))
-        step = int(state.step) + bad
+            good, bad = (middle, bad) if np.all(_finite(self.flow, tried)) else (good, middle)
+        last, table = self.call(state, batches, 1, good)
+        self.log.add(table, 1)
+        failed, _ = self.call(state, batches, 1, bad)
+        finite = np.asarray(_finite(self.flow, failed))
+        lost, step = np.flatnonzero(~finite), int(state.step) + bad
         raise DivergenceError(
-            f"diverged at step {step}: {len(lost)} of {total} particles are no longer finite; try a smaller "
-            "step_size, a schedule that starts smaller, or preconditioner=mf.RMSPreconditioner(...). The "
-            "exception's `state` is the last finite one.",
+            f"diverged at step {step}: {len(lost)} of {len(finite)} {self.flow.movers} are no longer finite; "
+            f"try {self.flow.remedy}. The exception's `state` is the last finite one.",
             last,
             self.log.history(),
             step,
             lost,
         )
-
-
-def _initial_state(problem: Problem, flow: AbstractFlow, initial: Any) -> Any:
-    """A state to continue from, or the flow's own beginning."""
-    if not isinstance(initial, ParticleState | ParametricState):
-        return flow.init(problem, initial)
-    if not isinstance(initial, flow.state_type):
-        raise TypeError(
-            f"initial is a {type(initial).__name__}, which {type(flow).__name__} cannot continue from; pass "
-            f"a {flow.state_type.__name__}, or solution.measure.particles to begin anew."
-        )
-    return initial
 
 
 def _warn_of_loneliness(problem: Problem, state: Any) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from measureflow.pytrees import is_concrete, strong, strong_tree
+from measureflow.pytrees import is_concrete, shapes_of, shown_shapes, strong, strong_tree
 
 
 def positive_number(name: str, value: Any, remedy: str) -> Float[Array, ""]:
@@ -51,11 +51,10 @@ def require_finite(name: str, tree: PyTree, remedy: str) -> PyTree:
 
 def require_same_shape(name: str, tree: PyTree, template: PyTree) -> None:
     """`tree` has the structure and the shapes of `template`. Shapes are known while tracing, too."""
-    found, expected = jax.tree.map(jnp.shape, tree), jax.tree.map(jnp.shape, template)
-    if found != expected:
+    if shapes_of(tree) != shapes_of(template):
         raise ValueError(
-            f"{name} has shapes {found}, but the measure is on {expected}; give both the same pytree, and "
-            "use jax.vmap for many points."
+            f"{name} has shapes {shown_shapes(tree)}, but the measure is on {shown_shapes(template)}; "
+            "give both the same pytree, and use jax.vmap for many points."
         )
 
 
@@ -84,13 +83,13 @@ def require_leading_axis(name: str, tree: PyTree, what: str) -> PyTree:
     paths = jax.tree_util.tree_leaves_with_path(tree)
     if not paths:
         raise ValueError(f"{name} holds no arrays; pass a pytree whose leaves have one row per {what}.")
-    shapes = {jax.tree_util.keystr(path) or "the array": jnp.shape(leaf) for path, leaf in paths}
-    if any(shape == () or shape[0] == 0 for shape in shapes.values()):
+    shapes, lengths = shown_shapes(tree), {jnp.shape(leaf)[:1] for _, leaf in paths}
+    if lengths & {(), (0,)}:
         raise ValueError(
             f"{name} needs a leading axis with at least one {what}, got shapes {shapes}; "
             "for a single one, add the axis with x[None]."
         )
-    if len({shape[0] for shape in shapes.values()}) > 1:
+    if len(lengths) > 1:
         raise ValueError(
             f"{name} has leaves that disagree in their leading axis, got shapes {shapes}; "
             f"every leaf needs the same number of rows, one per {what}."
@@ -108,11 +107,11 @@ def require_particles(name: str, particles: PyTree, template: PyTree | None = No
     particles = strong_tree(require_leading_axis(name, particles, "particle"))
     if template is None:
         return particles
-    one = jax.tree.map(lambda leaf: leaf.shape[1:], particles)
-    expected = jax.tree.map(jnp.shape, template)
-    if jax.tree.structure(particles) != jax.tree.structure(template) or one != expected:
+    one = jax.tree.map(lambda leaf: leaf[0], particles)
+    if shapes_of(one) != shapes_of(template):
         raise ValueError(
-            f"{name} holds particles of shape {one}, but the reference measure is on {expected}; "
+            f"{name} holds particles of shape {shown_shapes(one)}, but the reference measure is on "
+            f"{shown_shapes(template)}; "
             "give both the same pytree: the reference's mean has the shape of one particle."
         )
     return particles

@@ -73,9 +73,7 @@ def _distances(
     problem: Problem, law: GridLaw, n: int, time: float, seeds: int, seed: int, eta: float, label: str | None
 ) -> np.ndarray:
     keys = jax.random.split(jax.random.key(seed), seeds)
-    steps = 50 * max(1, round(time / eta / 50))
-    flow = WassersteinFlow(time / steps)
-    found = particles_of_seeds(problem, flow, PRIOR, n, steps, keys, label)
+    found = particles_of_seeds(problem, WassersteinFlow(eta), PRIOR, n, round(time / eta), keys, label)
     return np.array([law.wasserstein_1(row) for row in found])
 
 
@@ -98,9 +96,8 @@ def _against_times(
     found = {}
     for time in setting.times:
         keys = jax.random.split(jax.random.key(seed + round(100 * time)), 4)
-        steps = 50 * max(1, round(time / 5e-3 / 50))
         label = f"T = {time:g}" if progress else None
-        flow = WassersteinFlow(time / steps)
+        steps, flow = round(time / 5e-3), WassersteinFlow(5e-3)
         share = float(np.mean(particles_of_seeds(problem, flow, PRIOR, setting.many, steps, keys, label) < 0))
         error = np.sqrt(share * (1 - share) / (4 * setting.many))
         found[time] = (float(law.mass_below(0.0)) - share, float(error))

@@ -36,7 +36,7 @@ def reproduce(seed: int, quick: bool = False, progress: bool = False) -> Reprodu
     kernel_key, flow_key, fit_key = jax.random.split(jax.random.key(seed), 3)
     kernel = SquaredExponential(median_heuristic(INITIAL.sample(kernel_key, 1000)))
     particles = final_particles(statements(kernel), setting, flow_key, progress)
-    fit = fit_gaussian(deep_langevin_ensemble(four_modes_loss, Flat(), kl=0.5), fit_key)
+    fit = fit_gaussian(deep_langevin_ensemble(four_modes_loss, Flat(), kl=0.5), fit_key, progress)
     shown = {name: rows[0] for name, rows in particles.items()}
     shown["FD-GVI"] = np.asarray(fit.sample(fit_key, PARTICLES))
     modes = {name: nearest_mode(rows) for name, rows in particles.items()}

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from measureflow.kernels import SquaredExponential
 from measureflow.measures import Gaussian
-from measureflow.paper.claims import Claim, Reproduction, at_most, greater, near
+from measureflow.paper.claims import COLOURS, Claim, Reproduction, at_most, greater, near
 from measureflow.problem import (
     Problem,
     deep_ensemble,
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 GRID = np.linspace(-5, 4, 901)
 PRIOR = Gaussian(jnp.zeros(1), 1.0)
-KERNEL = SquaredExponential(0.7)
-MMD = 3.0
+LENGTHSCALE, MMD = 0.7, 3.0
 
 
 def problems() -> dict[str, Problem]:
     """The lift without regulariser, and with each of the three."""
+    kernel = SquaredExponential(LENGTHSCALE)
     return {
         "DE": deep_ensemble(quartic_loss),
         "DLE": deep_langevin_ensemble(quartic_loss, PRIOR, kl=1.0),
-        "DRE": deep_repulsive_ensemble(quartic_loss, PRIOR, KERNEL, mmd=MMD),
-        "DRLE": deep_repulsive_langevin_ensemble(quartic_loss, PRIOR, KERNEL, mmd=MMD, kl=1.0),
+        "DRE": deep_repulsive_ensemble(quartic_loss, PRIOR, kernel, mmd=MMD),
+        "DRLE": deep_repulsive_langevin_ensemble(quartic_loss, PRIOR, kernel, mmd=MMD, kl=1.0),
     }
 
 
@@ -68,7 +68,7 @@ def _segment_claims(t: np.ndarray, ends: list[np.ndarray], curves: dict[str, np.
     bend = {name: np.diff(curve, 2) / (t[1] - t[0]) ** 2 for name, curve in curves.items()}
     h = GRID[1] - GRID[0]
     difference = (ends[0] - ends[1]) * h
-    gram = np.exp(-0.5 * (GRID[:, None] - GRID[None]) ** 2 / 0.49)
+    gram = np.exp(-0.5 * (GRID[:, None] - GRID[None]) ** 2 / LENGTHSCALE**2)
     mmd = MMD * difference @ gram @ difference
     rounding = 1e-4  # of single-precision losses, amplified by the second difference
     claims = [
@@ -99,11 +99,11 @@ def _draw(figure: "Figure", t: np.ndarray, curves: dict[str, np.ndarray]) -> Non
     theta = np.linspace(-3.2, 2.2, 300)
     left.plot(theta, np.asarray(jax.vmap(quartic_loss)(jnp.asarray(theta))), color="0.3")
     left.set(xlabel="θ", ylabel="ℓ(θ)", title="a non-convex loss")
-    middle.plot(t, curves["DE"], color="#E69F00")
+    middle.plot(t, curves["DE"], color=COLOURS["DE"])
     middle.set(xlabel="t", ylabel="∫ ℓ dQₜ", title="its lift is linear in Q")
-    for name, colour in (("DLE", "#0072B2"), ("DRE", "#CC79A7"), ("DRLE", "#009E73")):
+    for name in ("DLE", "DRE", "DRLE"):
         chord = (1 - t) * curves[name][0] + t * curves[name][-1]
-        right.plot(t, curves[name] - chord, color=colour, label=name)
+        right.plot(t, curves[name] - chord, color=COLOURS[name], label=name)
     right.axhline(0, color="0.8", linewidth=1, zorder=0)
     right.set(xlabel="t", ylabel="L(Qₜ) − chord", title="regularised, it is strictly convex")
     right.legend(frameon=False)

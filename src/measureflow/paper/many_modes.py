@@ -15,7 +15,7 @@ from scipy import stats
 from measureflow.flows import WassersteinFlow
 from measureflow.kernels import SquaredExponential, median_heuristic
 from measureflow.measures import Flat, Uniform
-from measureflow.paper.claims import Claim, Reproduction, at_most, not_rejected
+from measureflow.paper.claims import COLOURS, Claim, Reproduction, at_most, not_rejected
 from measureflow.problem import deep_ensemble, deep_langevin_ensemble, deep_repulsive_langevin_ensemble
 from measureflow.solve import solve
 from measureflow.theory import many_modes_loss
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PARTICLES, TAU, MMD, STEP_SIZE, STEPS, HALF = 20, 0.001, 0.3, 0.01, 1_000, 1_000
-COLOURS = {"DE": "#E69F00", "DLE": "#0072B2", "DRLE": "#009E73"}
 
 
 def reproduce(seed: int, quick: bool = False, progress: bool = False) -> Reproduction:
@@ -139,7 +138,9 @@ def _claims(
 def _draw(figure: "Figure", particles: dict[str, np.ndarray]) -> None:
     top, bottom = figure.subplots(2, 1)
     edges = np.linspace(-HALF * np.pi, HALF * np.pi, 101)
-    top.hist(list(particles.values()), edges, color=list(COLOURS.values()), label=list(particles))
+    top.hist(
+        list(particles.values()), edges, color=[COLOURS[name] for name in particles], label=list(particles)
+    )
     top.set(ylabel="particles", title="20 particles, 2,000 modes (100 buckets, 20 modes each)")
     top.legend(ncols=3, loc="center")
     for row, (name, theta) in enumerate(particles.items()):

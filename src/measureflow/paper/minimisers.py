@@ -18,7 +18,7 @@ from measureflow.embeddings import mean_kernel
 from measureflow.flows import WassersteinFlow
 from measureflow.kernels import SquaredExponential, median_heuristic
 from measureflow.measures import Empirical, Gaussian
-from measureflow.paper.claims import SIZE, Claim, Reproduction, at_most, greater, near, not_rejected
+from measureflow.paper.claims import COLOURS, SIZE, Claim, Reproduction, at_most, greater, near, not_rejected
 from measureflow.paper.seeds import particles_of_seeds
 from measureflow.problem import (
     Problem,
@@ -182,9 +182,8 @@ def _draw(
 ) -> None:
     width = 0.15
     bins = np.arange(-3.5 - width / 2, 2.6, width)
-    for axis, (name, colour) in zip(
-        figure.subplots(1, 3), (("DE", "#E69F00"), ("DLE", "#0072B2"), ("DRLE", "#009E73")), strict=True
-    ):
+    for axis, name in zip(figure.subplots(1, 3), particles, strict=True):
+        colour = COLOURS[name]
         axis.hist(
             particles[name][0],
             bins,

@@ -37,8 +37,7 @@ def particles_of_seeds(
     """
     split = jax.vmap(jax.random.split)(keys)
     states = jax.vmap(lambda key: flow.init(problem, initial.sample(key, particles)))(split[:, 0])
-    for _ in tqdm(range(_CALLS), desc=label, disable=label is None):
-        states = jax.block_until_ready(
-            _advance(problem, flow, states, split[:, 1], jnp.asarray(steps // _CALLS))
-        )
+    counts = np.diff(np.linspace(0, steps, _CALLS + 1).round().astype(int))
+    for count in tqdm(counts, desc=label, disable=label is None):
+        states = jax.block_until_ready(_advance(problem, flow, states, split[:, 1], jnp.asarray(count)))
     return np.asarray(states.particles)

@@ -34,21 +34,29 @@ class Grid:
         self.cell = float(np.prod(self.spacing))
         self.flat = points.reshape(-1, self.dimension)
         self.template = jnp.zeros(self.dimension) if template is None else template
-        ravelled, self.unravel = ravel_pytree(self.template)
+        ravelled, _ = ravel_pytree(self.template)
         if ravelled.size != self.dimension:
             raise ValueError(
                 f"grid has {self.dimension} dimensions, the problem's reference {ravelled.size}; "
                 "give both the same."
             )
 
-    @property
-    def particles(self) -> Particles:
-        """Every grid point as a particle."""
-        return jax.vmap(self.unravel)(jnp.asarray(self.flat, ravel_pytree(self.template)[0].dtype))
-
     def evaluate(self, function: Any) -> np.ndarray:
-        """A function of θ at every grid point."""
-        return np.asarray(_on_particles(function, self.particles), dtype=np.float64)
+        """A function of θ at every grid point, in double precision whatever the problem's own."""
+        with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+            return np.asarray(_on_particles(in_double(function), self.particles(self.flat)))
+
+    def particles(self, points: np.ndarray) -> Particles:
+        """Rows of coordinates as particles; double precision where that is enabled."""
+        _, unravel = ravel_pytree(in_double(self.template))
+        return jax.vmap(unravel)(jnp.asarray(points))
+
+
+def in_double(tree: PyTree) -> PyTree:
+    """Floating-point arrays as float64, where that is enabled: 1/τ amplifies the rounding of V."""
+    return jax.tree.map(
+        lambda leaf: leaf.astype(jnp.result_type(float)) if eqx.is_inexact_array(leaf) else leaf, tree
+    )
 
 
 @eqx.filter_jit
@@ -86,8 +94,8 @@ class GridEnergy:
         """W(·, θ_index)."""
         if self.kernel is None:
             return np.zeros(len(self.potential))
-        point = jax.tree.map(lambda leaf: leaf[index], self.grid.particles)
-        return self.grid.evaluate(eqx.Partial(self.kernel, point))
+        point = self.grid.particles(self.grid.flat[index : index + 1])
+        return self.grid.evaluate(eqx.Partial(self.kernel, jax.tree.map(lambda leaf: leaf[0], point)))
 
     def interaction(self, mass: np.ndarray) -> np.ndarray:
         """∫ W(·, θ′) dQ(θ′) on the grid: a convolution for radial kernels, else a matrix."""
@@ -112,7 +120,8 @@ class GridEnergy:
                 np.arange(-(n - 1), n) * h for n, h in zip(self.grid.shape, self.grid.spacing, strict=True)
             ]
             squares = sum(o**2 for o in np.meshgrid(*offsets, indexing="ij"))
-            self._stencil = np.asarray(kernel.profile(jnp.asarray(squares)), dtype=np.float64)
+            with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+                self._stencil = np.asarray(in_double(kernel).profile(jnp.asarray(squares)))
         return self._stencil
 
     def first_variation(self, mass: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Exact minimisers q* of a problem on a grid, each with a residual that says how exact."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,21 @@ def minimiser(problem: Problem, grid: Any, *, batch: PyTree = None) -> np.ndarra
     """
     energy = GridEnergy(problem, grid, batch)
     mass = _fixed_point(energy) if energy.temperature > 0 else _quadratic_programme(energy)
-    return (mass / energy.grid.cell).reshape(energy.grid.shape)
+    density = (mass / energy.grid.cell).reshape(energy.grid.shape)
+    if energy.temperature > 0:
+        _warn_of_a_cut(density)
+    return density
+
+
+def _warn_of_a_cut(density: np.ndarray) -> None:
+    border = density.copy()
+    border[tuple(slice(1, -1) for _ in density.shape)] = 0.0
+    if border.max() > 1e-3 * density.max():
+        warnings.warn(
+            f"the minimiser's density on the border of the grid is {border.max() / density.max():.2g} of its "
+            "largest: what lies outside is cut off; widen the grid.",
+            stacklevel=3,
+        )
 
 
 def stationarity_residual(problem: Problem, grid: Any, density: np.ndarray, *, batch: PyTree = None) -> float:
@@ -98,7 +113,7 @@ def _quadratic_programme(energy: GridEnergy) -> np.ndarray:
         variation = energy.potential + np.column_stack(columns) @ weights
         best = int(np.argmin(variation))
         gap = weights @ variation[support] - variation[best]
-        # Kernel values come in single precision: below that, a gap is rounding.
+        # Below this, a gap is rounding.
         if gap <= 1e-9 * scale or best in support:
             break
         support, columns, weights = [*support, best], [*columns, energy.column(best)], np.append(weights, 0.0)
