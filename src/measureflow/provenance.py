@@ -1,5 +1,6 @@
 """What a result file says of its origin."""
 
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -12,16 +13,21 @@ import measureflow
 
 def provenance(seed: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Version, commit, device, seed and settings of a result."""
-    device = jax.devices()[0]
     return {
         "measureflow": measureflow.__version__,
         "commit": _commit(),
         "jax": jax.__version__,
         "python": platform.python_version(),
-        "device": f"{device.platform}: {device.device_kind}",
+        "device": _device(),
         "seed": seed,
         "settings": settings,
     }
+
+
+def _device() -> str:
+    """The accelerator's name, or the number of cores where there is none."""
+    device = jax.devices()[0]
+    return f"{os.cpu_count()} CPU cores" if device.platform == "cpu" else device.device_kind
 
 
 def _commit() -> str | None:
