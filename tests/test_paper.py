@@ -1,12 +1,14 @@
 """The paper's figures and claims, in their quick form; and that broken physics does not pass."""
 
 import json
+import os
 
 import equinox as eqx
 import jax
 import numpy as np
 import pytest
 from typer.testing import CliRunner
+from verification import paper_page
 
 import measureflow as mf
 from measureflow import cli, datasets, flows, regularisers
@@ -114,6 +116,30 @@ def test_results_are_not_overwritten(reproduce, tmp_path):
     assert list(precious.parent.iterdir()) == [precious]
     assert reproduce("lifting", "--out", "results", "--quick", "--force").exit_code == 0
     assert precious.read_text() == "mine"
+
+
+def test_the_page_shows_what_the_command_wrote(reproduce, monkeypatch, tmp_path):
+    reproduce("lifting", "--out", "results", "--quick")
+    monkeypatch.setattr(paper_page, "DOCS", tmp_path)
+    (tmp_path / "assets" / "paper").mkdir(parents=True)
+    page = paper_page.page(tmp_path / "results", [])
+    claims = json.loads((tmp_path / "results" / "lifting" / "claims.json").read_text())
+    assert all(claim["claim"] in page for claim in claims)
+    assert page.count("| yes |") == len(claims)
+    assert (tmp_path / "assets" / "paper" / "lifting.png").exists()
+    assert "Figure 2" not in page
+
+
+@pytest.mark.skipif(
+    datasets.FOLDER not in os.environ, reason=f"{datasets.FOLDER} names no folder of UCI sets"
+)
+def test_the_canonical_splits_are_those_of_the_folder():
+    for name, rows, features in (("yacht", 308, 6), ("energy", 768, 8), ("naval", 11934, 16)):
+        data = datasets.load_uci(name)
+        assert data.inputs.shape == (rows, features)
+        assert len(data.splits) == 20
+        for train, test in data.splits:
+            assert sorted([*train, *test]) == list(range(rows))
 
 
 def test_missing_data_say_what_to_do(reproduce, monkeypatch, tmp_path):

@@ -77,15 +77,27 @@ def _(kernel: PullBack, particles: Particles) -> Particles:
     return pull_back(interaction_gradient(kernel.kernel, features))[0]
 
 
+@singledispatch
 def interaction_mean(kernel: AbstractKernel, particles: Particles) -> Float[Array, ""]:
     """(1/N²) Σᵢⱼ κ(θᵢ, θⱼ), the diagonal included: ∬ κ dQ dQ of the empirical measure."""
-    if isinstance(kernel, PullBack):
-        return interaction_mean(kernel.kernel, jax.vmap(kernel.features)(particles))
-    if isinstance(kernel, AbstractRadialKernel):
-        tile = lambda rows: jnp.mean(kernel.profile(squared_distances(rows, particles)), axis=1)  # noqa: E731
-        return jnp.mean(_in_tiles(tile, particles))
-    if isinstance(kernel, KernelCombination):
-        means = [interaction_mean(term, particles) for term in kernel.kernels]
-        return jnp.sum(jnp.stack(kernel.weights) * jnp.stack(means))
     rows = jax.vmap(lambda theta: jax.vmap(kernel, in_axes=(None, 0))(theta, particles))
     return jnp.mean(rows(particles))
+
+
+@interaction_mean.register
+def _(kernel: AbstractRadialKernel, particles: Particles) -> Float[Array, ""]:
+    def row_means(rows: OtherParticles) -> Float[Array, " m"]:
+        return jnp.mean(kernel.profile(squared_distances(rows, particles)), axis=1)
+
+    return jnp.mean(_in_tiles(row_means, particles))
+
+
+@interaction_mean.register
+def _(kernel: KernelCombination, particles: Particles) -> Float[Array, ""]:
+    means = [interaction_mean(term, particles) for term in kernel.kernels]
+    return jnp.sum(jnp.stack(kernel.weights) * jnp.stack(means))
+
+
+@interaction_mean.register
+def _(kernel: PullBack, particles: Particles) -> Float[Array, ""]:
+    return interaction_mean(kernel.kernel, jax.vmap(kernel.features)(particles))
