@@ -1,8 +1,9 @@
 """Writes docs/paper.md and its pictures from a folder of `measureflow reproduce` results.
 
-python -m verification.paper_page build/paper [FOLDER …]
+python -m verification.paper_page RESULTS [TIMES …]
 
-Further folders, of the same commands on other devices, add columns to the table of times.
+The table of times has one column for each folder TIMES, of the same commands on different devices; without any,
+for RESULTS.
 """
 
 import json
@@ -29,9 +30,9 @@ The paper states about an hour on one GeForce RTX 3090 for its final experiments
 """
 
 
-def page(results: Path, others: list[Path]) -> str:
+def page(results: Path, times: list[Path]) -> str:
     """The whole page; only what is in `results` is shown."""
-    parts = [INTRODUCTION.format(times=_times([results, *others]))]
+    parts = [INTRODUCTION.format(times=_times(times or [results]))]
     for name, title in NAMES.items():
         folder = results / name
         if not (folder / "claims.json").exists():
