@@ -2,8 +2,8 @@
 
 python -m verification.paper_page RESULTS [TIMES …]
 
-The table of times has one column for each folder TIMES, of the same commands on different devices; without any,
-for RESULTS.
+The table of times has one column for each folder TIMES, of the same commands on different devices; without
+any, for RESULTS.
 """
 
 import json
