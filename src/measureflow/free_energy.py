@@ -1,7 +1,7 @@
 """The normal form of every problem: F(Q) = ∫ V dQ + ½ ∬ W dQ dQ + τ ∫ log q dQ."""
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
@@ -85,7 +85,7 @@ class FreeEnergy(eqx.Module):
         return add(self.potential_gradient(particles), self.interaction_gradient(particles))
 
 
-def _sum(x, y):  # noqa: ANN001, ANN202
+def _sum(x: Any, y: Any) -> Any:
     """x + y, where None is zero."""
     if x is None or y is None:
         return x if y is None else y

@@ -102,7 +102,9 @@ class ParametricFlow(AbstractFlow):
         return ParametricState(parameters, jnp.zeros((), jnp.int32), self.optimiser.init(parameters))
 
     def resume(self, problem: Problem, state: Any) -> ParametricState:
-        fresh = lambda: self.init(problem, self.family.member(state.parameters))  # noqa: E731
+        def fresh() -> ParametricState:
+            return self.init(problem, self.family.member(state.parameters))
+
         return require_state(self, ParametricState, state, fresh)
 
     def finite(self, state: ParametricState) -> Bool[Array, "1"]:
