@@ -36,7 +36,10 @@ def normal_moment(mean, deviation):
 
 def exact_mmd(mean, deviation):
     """MMD² of N(mean, deviation²) and N(0, 1) for the squared exponential with σ = 0.9."""
-    overlap = lambda m, v: 0.9 / np.sqrt(0.81 + v) * np.exp(-0.5 * m**2 / (0.81 + v))  # noqa: E731
+
+    def overlap(m, v):
+        return 0.9 / np.sqrt(0.81 + v) * np.exp(-0.5 * m**2 / (0.81 + v))
+
     return overlap(0, 2 * deviation**2) - 2 * overlap(mean, deviation**2 + 1) + overlap(0, 2)
 
 

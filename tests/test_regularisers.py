@@ -94,7 +94,10 @@ def test_squared_mmd_of_particles_is_exact(name):
 def mmd_by_sampling(profile, x, y):
     """MMD² from independent pairs (x, x′, y, y′): a mean, with its standard error."""
     (x, x2), (y, y2) = np.split(x, 2), np.split(y, 2)
-    kernel = lambda a, b: profile(np.sum((a - b) ** 2, axis=1))  # noqa: E731
+
+    def kernel(a, b):
+        return profile(np.sum((a - b) ** 2, axis=1))
+
     return monte_carlo(kernel(x, x2) - kernel(x, y) - kernel(x2, y2) + kernel(y, y2))
 
 

@@ -94,12 +94,13 @@ class KL(AbstractDivergence):
     def __check_init__(self) -> None:
         if not isinstance(self.reference, AbstractMeasure):
             raise TypeError(f"KL reference must be a measure, got {self.reference!r}; see mf.Gaussian.")
-        if isinstance(self.reference, Empirical):
-            raise ValueError(  # noqa: TRY004 - a measure, but one without a density
-                "KL to a reference without a density, got Empirical: it is infinite for every other measure; "
-                "use a Gaussian reference, or SquaredMMD, which needs no density."
-            )
         if not self.reference.has_full_support:
+            if isinstance(self.reference, Empirical):
+                problem = (
+                    "KL to a reference without a density, got Empirical: it is infinite for every other "
+                    "measure; use a Gaussian reference, or SquaredMMD, which needs no density."
+                )
+                raise ValueError(problem)
             raise ValueError(
                 f"KL to a reference without full support, got {type(self.reference).__name__}: there is no "
                 "gradient outside its support; use a smooth prior such as mf.Gaussian, or move to "

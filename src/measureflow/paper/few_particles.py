@@ -13,15 +13,13 @@ from measureflow.measures import Flat
 from measureflow.paper.claims import SIZE, Claim, Reproduction, at_most, near
 from measureflow.paper.multimodal import (
     INITIAL,
-    MMD,
     MODES,
-    STEP_SIZE,
-    TAU,
     Setting,
     draw,
     final_particles,
     fit_gaussian,
     nearest_mode,
+    recorded,
     statements,
 )
 from measureflow.problem import deep_langevin_ensemble
@@ -42,13 +40,7 @@ def reproduce(seed: int, quick: bool = False, progress: bool = False) -> Reprodu
     modes = {name: nearest_mode(rows) for name, rows in particles.items()}
     return Reproduction(
         _claims(particles, modes),
-        {
-            **setting._asdict(),
-            "tau": TAU,
-            "mmd": MMD,
-            "step_size": STEP_SIZE,
-            "lengthscale": float(kernel.lengthscale),
-        },
+        recorded(setting, kernel),
         lambda figure: draw(figure, shown),
         figure_size=(12.0, 3.3),
     )

@@ -9,7 +9,7 @@ right by the symmetry of Q₀ alone. They are claimed apart from the law within 
 get right.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,12 @@ class Setting(NamedTuple):
     seeds: int
 
 
+def recorded(setting: Setting, kernel: SquaredExponential) -> dict[str, Any]:
+    """The numbers of a run, for its record."""
+    weights = {"tau": TAU, "mmd": MMD, "step_size": STEP_SIZE}
+    return {**setting._asdict(), **weights, "lengthscale": float(kernel.lengthscale)}
+
+
 def statements(kernel: SquaredExponential) -> dict[str, Problem]:
     """The three problems; with a flat prior their potential is the same, ℓ."""
     return {
@@ -84,13 +90,7 @@ def reproduce(seed: int, quick: bool = False, progress: bool = False) -> Reprodu
     shown["FD-GVI"] = np.asarray(fits["figure"].sample(fit_key, setting.particles))
     return Reproduction(
         claims,
-        {
-            **setting._asdict(),
-            "tau": TAU,
-            "mmd": MMD,
-            "step_size": STEP_SIZE,
-            "lengthscale": float(kernel.lengthscale),
-        },
+        recorded(setting, kernel),
         lambda figure: draw(figure, shown),
         figure_size=(12.0, 3.3),
     )
