@@ -104,6 +104,14 @@ def test_dre_solves_the_quadratic_programme(mmd):
         assert np.count_nonzero(mass) > 2
 
 
+def test_neighbouring_grid_points_are_one_atom():
+    grid, density = np.linspace(0, 1, 11), np.zeros(11)
+    density[[2, 3, 8]] = [1.0, 3.0, 4.0]
+    law = mf.theory.AtomicLaw.on_grid(grid, density)
+    np.testing.assert_allclose(law.atoms, [0.275, 0.8])
+    np.testing.assert_allclose(law.cumulative, [0.5, 1.0])
+
+
 def test_the_residual_sees_a_wrong_density():
     for problem in (
         mf.deep_repulsive_langevin_ensemble(quadratic, PRIOR, mf.SquaredExponential(1.0), mmd=1.0, kl=1.0),

@@ -99,7 +99,5 @@ def _targets(
         return {"Theorem 1": AtomicLaw(atoms, weights), "global minimiser": global_minimiser}, None
     density = minimiser(problem, GRID)
     if name == "DRE":
-        # The quadratic programme's solution is made of atoms, which lie on grid points.
-        support = np.flatnonzero(density)
-        return {"q*": AtomicLaw(GRID[support], density[support])}, None
+        return {"q*": AtomicLaw.on_grid(GRID, density)}, None
     return {"q*": GridLaw(GRID, density)}, density

@@ -111,7 +111,8 @@ def _of_the_paper(
             "equal",
             set(alone.values()) == {16},
             f"chance leaves {_expected_alone(2 * HALF):.2f} of 20 alone in 2,000 modes, 16 or fewer with "
-            f"probability {np.mean(simulated <= 16):.1e}; in 100 buckets it leaves {_expected_alone(100):.1f}.",
+            f"probability {np.mean(simulated <= 16):.1e}; in 100 buckets it leaves "
+            f"{_expected_alone(100):.1f}.",
         ),
         Claim(
             "particles fall into the same modes under all three methods",

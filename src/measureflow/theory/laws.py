@@ -86,6 +86,16 @@ class AtomicLaw(AbstractLaw):
         order = np.argsort(atoms)
         self.atoms, self.cumulative = atoms[order], np.cumsum(weights[order]) / weights.sum()
 
+    @classmethod
+    def on_grid(cls, grid: Any, density: Any) -> "AtomicLaw":
+        """The atoms of a density that `minimiser` found without temperature. An atom that lies between grid
+        points is spread over neighbours, which are one atom again here."""
+        grid, density = np.asarray(grid, dtype=np.float64), np.asarray(density, dtype=np.float64)
+        support = np.flatnonzero(density)
+        runs = np.split(support, np.flatnonzero(np.diff(support) > 1) + 1)
+        weights = np.array([density[run].sum() for run in runs])
+        return cls([np.average(grid[run], weights=density[run]) for run in runs], weights)
+
     def quantile(self, probability: np.ndarray) -> np.ndarray:
         index = np.searchsorted(self.cumulative, probability)
         return self.atoms[np.minimum(index, len(self.atoms) - 1)]
