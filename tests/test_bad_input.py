@@ -273,6 +273,13 @@ RUNS = {
         ValueError,
         ["either preconditioner or optimiser"],
     ),
+    "optimiser and momentum": (
+        lambda: mf.WassersteinFlow(optimiser=optax.sgd(0.1), momentum=0.9),
+        ValueError,
+        ["either momentum or optimiser"],
+    ),
+    "momentum 1": (lambda: mf.WassersteinFlow(0.1, momentum=1.0), ValueError, ["momentum", "0.9"]),
+    "momentum -1": (lambda: mf.WassersteinFlow(0.1, momentum=-1.0), ValueError, ["momentum", "-1.0", "None"]),
     "optimiser 0.1": (lambda: mf.WassersteinFlow(optimiser=0.1), TypeError, ["optimiser", "0.1"]),
     "optimiser at τ > 0": (
         lambda: solve(flow=mf.WassersteinFlow(optimiser=optax.sgd(0.1))),

@@ -64,11 +64,11 @@ def quadratic(theta):
     return 0.5 * A * jnp.sum(theta**2)
 
 
-def discrete_variance(eta, g, noise=1.0, problem=None):
+def discrete_variance(eta, g, noise=1.0, momentum=None):
     """Sample variance of N independent chains once they have forgotten their beginning."""
-    problem = problem or mf.deep_langevin_ensemble(quadratic, mf.Flat(), kl=TAU * noise)
+    problem = mf.deep_langevin_ensemble(quadratic, mf.Flat(), kl=TAU * noise)
     preconditioner = None if g is None else mf.FixedPreconditioner(jnp.full(1, g))
-    flow = mf.WassersteinFlow(step_size=eta, preconditioner=preconditioner)
+    flow = mf.WassersteinFlow(step_size=eta, preconditioner=preconditioner, momentum=momentum)
     solution = mf.solve(problem, flow, jnp.zeros((N, 1)), 200, jax.random.key(3), record_every=200)
     return float(jnp.var(solution.measure.particles))
 
@@ -88,6 +88,34 @@ def test_the_discrete_chain_has_its_exact_variance(eta, g):
 def test_the_variance_test_has_power(noise):
     expected = TAU / (A * (1 - 0.05 * A / 2))
     assert abs(discrete_variance(0.05, None, noise) / expected - 1) > 4 * STANDARD_ERROR
+
+
+def variance_with_momentum(eta, g, beta):
+    """u ← βu + (1 − β)θ, θ ← θ − hu + √(2ητg) Z with h = ηga: the stationary moments of (θ, u) are linear
+    equations. With A = Eθ², B = Eθu, C = Eu²: C = β²C + 2β(1−β)B + (1−β)²A, (1−β)B = (1−β)A − hC,
+    2h(βB + (1−β)A) − h²C = 2ητg."""
+    h = eta * g * A
+    equations = [
+        [-((1 - beta) ** 2), -2 * beta * (1 - beta), 1 - beta**2],
+        [beta - 1, 1 - beta, h],
+        [2 * h * (1 - beta), 2 * h * beta, -(h**2)],
+    ]
+    return np.linalg.solve(equations, [0, 0, 2 * eta * TAU * g])[0]
+
+
+MOMENTUM = [(0.05, 1.0, 0.5), (0.2, 1.0, 0.7), (0.1, 3.0, 0.9)]
+
+
+@pytest.mark.parametrize(("eta", "g", "beta"), MOMENTUM)
+def test_the_chain_with_momentum_has_its_exact_variance(eta, g, beta):
+    measured, expected = discrete_variance(eta, g, momentum=beta), variance_with_momentum(eta, g, beta)
+    assert abs(measured / expected - 1) < 4 * STANDARD_ERROR
+    # Noise that goes through the running mean too, or a mean of length 1/β, is another law.
+    assert abs(measured / variance_with_momentum(eta, g, 0.0) - 1) > 4 * STANDARD_ERROR
+
+
+def test_momentum_leaves_the_law_of_small_steps_alone():
+    assert variance_with_momentum(1e-5, 1.0, 0.9) == pytest.approx(TAU / A, rel=1e-3)
 
 
 def test_the_frozen_rms_preconditioner_leaves_the_law_alone():

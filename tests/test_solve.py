@@ -47,6 +47,7 @@ FLOWS = {
         drle(),
         mf.WassersteinFlow(1e-2, preconditioner=mf.RMSPreconditioner(adapt_steps=40)),
     ),
+    "momentum": (drle(), mf.WassersteinFlow(optax.cosine_decay_schedule(1e-2, 700), momentum=0.9)),
     "optimiser": (mf.deep_ensemble(regression_loss), mf.WassersteinFlow(optimiser=optax.adam(1e-2))),
     "parametric": (
         drle(),

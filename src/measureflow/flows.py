@@ -30,7 +30,7 @@ from measureflow.pytrees import (
     subtract,
 )
 from measureflow.schedules import Tabulated
-from measureflow.validation import positive_number, require_particles
+from measureflow.validation import positive_number, require_particles, require_positive
 
 
 class AbstractFlow(eqx.Module):
@@ -106,11 +106,12 @@ def optimiser_step(
 
 
 class ParticleState(eqx.Module):
-    """Particles, the number of steps taken, and what optimiser or preconditioner remember."""
+    """Particles, the number of steps taken, and what optimiser, or preconditioner and momentum, remember."""
 
     particles: Particles
     step: Int[Array, ""]
     memory: PyTree = None
+    drift: Particles | None = None
 
 
 def _step_size(value: Any) -> Any:
@@ -119,12 +120,20 @@ def _step_size(value: Any) -> Any:
     return positive_number("step_size", value, "1e-3 is a start.")
 
 
+def _momentum(value: Any) -> Float[Array, ""] | None:
+    if value is None:
+        return None
+    return positive_number("momentum", value, "0.9 averages over 10 steps; None leaves it out.")
+
+
 class WassersteinFlow(AbstractFlow):
     """The flow of F(Q) = ∫V dQ + ½∬W dQdQ + τ∫log q dQ, by Euler–Maruyama on N particles:
 
         θᵢ ← θᵢ − η g (∇V(θᵢ) + (1/N) Σⱼ ∇₁W(θᵢ, θⱼ)) + √(2ητg) Zᵢ
 
-    `step_size` η is a number or any Optax schedule. `preconditioner` is g (default 1). Where τ = 0,
+    `step_size` η is a number or any Optax schedule. `preconditioner` is g (default 1). `momentum` β puts the
+    running mean m ← βm + (1 − β)(∇V + ∫∇₁W dQ), divided by 1 − βᵗ, in the drift's place: noise of batches
+    is averaged out of it, the noise Z stays as it is, and the invariant law as η → 0 stays q*. Where τ = 0,
     any Optax `optimiser` may take the steps instead, for each particle on its own.
     """
 
@@ -133,6 +142,7 @@ class WassersteinFlow(AbstractFlow):
     )
     preconditioner: AbstractPreconditioner | None = None
     optimiser: optax.GradientTransformation | None = None
+    momentum: Float[Array, ""] | None = eqx.field(converter=_momentum, default=None)
     movers: ClassVar[str] = "particles"
     remedy: ClassVar[str] = (
         "a smaller step_size, a schedule that starts smaller, or preconditioner=mf.RMSPreconditioner(...)"
@@ -151,11 +161,14 @@ class WassersteinFlow(AbstractFlow):
                 f"preconditioner must be a preconditioner, got {self.preconditioner!r}; for a constant one "
                 "pass mf.FixedPreconditioner(scale)."
             )
-        if self.preconditioner is not None and self.optimiser is not None:
-            raise ValueError(
-                f"give WassersteinFlow either preconditioner or optimiser, got {self.preconditioner} and "
-                f"{self.optimiser}; an Optax optimiser preconditions by itself."
-            )
+        if self.momentum is not None:
+            require_positive("1 − momentum", 1 - self.momentum, "0.9 averages over 10 steps.")
+        for name in ("preconditioner", "momentum"):
+            if getattr(self, name) is not None and self.optimiser is not None:
+                raise ValueError(
+                    f"give WassersteinFlow either {name} or optimiser, got {getattr(self, name)} and "
+                    f"{self.optimiser}; an Optax optimiser brings its own."
+                )
 
     def init(self, problem: Problem, initial: Any) -> ParticleState:
         particles = require_particles("initial", initial, problem.template())
@@ -165,7 +178,8 @@ class WassersteinFlow(AbstractFlow):
             memory = jax.vmap(self.optimiser.init)(particles)
         if self.preconditioner is not None:
             memory = self.preconditioner.init(particles)
-        return ParticleState(particles, jnp.zeros((), jnp.int32), memory)
+        drift = None if self.momentum is None else jax.tree.map(jnp.zeros_like, particles)
+        return ParticleState(particles, jnp.zeros((), jnp.int32), memory, drift)
 
     def resume(self, problem: Problem, state: Any) -> ParticleState:
         return require_state(self, ParticleState, state, lambda: self.init(problem, state.particles))
@@ -193,6 +207,9 @@ class WassersteinFlow(AbstractFlow):
         if self.preconditioner is not None:
             memory = self.preconditioner.update(memory, gradient, state.step)
             precondition = self.preconditioner.diagonal(memory, state.step)
+        drift = None
+        if self.momentum is not None:
+            drift, gradient = _running_mean(self.momentum, state.drift, gradient, state.step)
         particles = euler_maruyama(
             state.particles,
             gradient,
@@ -201,7 +218,7 @@ class WassersteinFlow(AbstractFlow):
             precondition,
             jax.random.fold_in(key, state.step),
         )
-        return ParticleState(particles, state.step + 1, memory)
+        return ParticleState(particles, state.step + 1, memory, drift)
 
     def step_size_at(self, step: Int[Array, ""]) -> Float[Array, ""]:
         """η of this step."""
@@ -218,7 +235,8 @@ class WassersteinFlow(AbstractFlow):
     def tabulated(self, first: int, used: int, length: int) -> "WassersteinFlow":
         if self.step_size is None or not callable(self.step_size):
             return self
-        return WassersteinFlow(Tabulated(self.step_size, first, used, length), self.preconditioner)
+        table = Tabulated(self.step_size, first, used, length)
+        return WassersteinFlow(table, self.preconditioner, momentum=self.momentum)
 
     def observe(
         self,
@@ -279,6 +297,17 @@ class WassersteinFlow(AbstractFlow):
         trace = squared_norm(difference) / (4 * particle_count(state.particles)) * (1 - sampled_share)
         number = dimension(jax.tree.map(lambda leaf: leaf[0], state.particles))
         return self.step_size_at(state.step) * trace / (2 * number * temperature)
+
+
+def _running_mean(
+    decay: Float[Array, ""], mean: Particles | None, gradient: Particles, step: Int[Array, ""]
+) -> tuple[Particles, Particles]:
+    """m ← βm + (1 − β)·gradient, and m/(1 − βᵗ), which does not remember that it started at zero."""
+    started_at_zero = 1 - decay ** (step + 1).astype(decay.dtype)
+    mean = jax.tree.map(
+        lambda m, g: decay.astype(g.dtype) * m + (1 - decay).astype(g.dtype) * g, mean, gradient
+    )
+    return mean, jax.tree.map(lambda m: m / started_at_zero.astype(m.dtype), mean)
 
 
 def _like(diagonal: Parameters, particles: Particles) -> PyTree[Float[Array, "1 ..."]]:
