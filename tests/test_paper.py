@@ -144,9 +144,14 @@ def test_the_canonical_splits_are_those_of_the_folder():
 
 def test_missing_data_say_what_to_do(reproduce, monkeypatch, tmp_path):
     monkeypatch.delenv(datasets.FOLDER, raising=False)
+    monkeypatch.setattr(datasets, "SOURCE", "http://127.0.0.1:1")
+    monkeypatch.setattr(datasets, "RETRIES", 0)
+    monkeypatch.setattr(datasets, "_cache", lambda: tmp_path / "cache")
+    monkeypatch.setenv("NO_PROXY", "*")
     result = reproduce("uci", "--out", "results")
     assert result.exit_code == 2
-    assert "MEASUREFLOW_DATA is not set" in " ".join(result.output.split())
+    assert "could not download http://127.0.0.1:1/kin8nm/data/data.txt" in " ".join(result.output.split())
+    assert "or set MEASUREFLOW_DATA to a folder" in " ".join(result.output.split())
     monkeypatch.setenv(datasets.FOLDER, str(tmp_path))
     assert "has no kin8nm/data.txt" in " ".join(reproduce("uci", "--out", "results").output.split())
     assert not (tmp_path / "results").exists()
