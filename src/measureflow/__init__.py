@@ -1,13 +1,18 @@
 """State a learning problem over probability measures; measureflow derives the algorithm that solves it."""
 
-from measureflow import theory
+from typing import TYPE_CHECKING, Any
+
+from measureflow import likelihoods, metrics, theory
 from measureflow.embeddings import NoClosedFormError, kernel_mean_embedding
 from measureflow.flows import ParticleState, WassersteinFlow
 from measureflow.free_energy import FreeEnergy
 from measureflow.kernels import InverseMultiquadric, Matern, SquaredExponential, Whiten, median_heuristic
+from measureflow.likelihoods import MeanSquaredError, NegativeLogLikelihood
 from measureflow.measures import Empirical, Flat, FromDistribution, Gaussian, Uniform
+from measureflow.models import Network
 from measureflow.parametric import FullRankGaussian, MeanFieldGaussian, ParametricFlow, ParametricState
 from measureflow.preconditioners import FixedPreconditioner, RMSPreconditioner
+from measureflow.predictive import Mixture, Predictive
 from measureflow.problem import (
     Problem,
     deep_ensemble,
@@ -18,6 +23,9 @@ from measureflow.problem import (
 from measureflow.regularisers import KL, SquaredMMD
 from measureflow.solve import DataExhaustedError, DivergenceError, History, RunError, Solution, run, solve
 
+if TYPE_CHECKING:
+    from measureflow.estimators import EnsembleClassifier, EnsembleRegressor, cross_validate
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -25,6 +33,8 @@ __all__ = [
     "DataExhaustedError",
     "DivergenceError",
     "Empirical",
+    "EnsembleClassifier",
+    "EnsembleRegressor",
     "FixedPreconditioner",
     "Flat",
     "FreeEnergy",
@@ -35,10 +45,15 @@ __all__ = [
     "InverseMultiquadric",
     "Matern",
     "MeanFieldGaussian",
+    "MeanSquaredError",
+    "Mixture",
+    "NegativeLogLikelihood",
+    "Network",
     "NoClosedFormError",
     "ParametricFlow",
     "ParametricState",
     "ParticleState",
+    "Predictive",
     "Problem",
     "RMSPreconditioner",
     "RunError",
@@ -48,13 +63,27 @@ __all__ = [
     "Uniform",
     "WassersteinFlow",
     "Whiten",
+    "cross_validate",
     "deep_ensemble",
     "deep_langevin_ensemble",
     "deep_repulsive_ensemble",
     "deep_repulsive_langevin_ensemble",
     "kernel_mean_embedding",
+    "likelihoods",
     "median_heuristic",
+    "metrics",
     "run",
     "solve",
     "theory",
 ]
+
+_ESTIMATORS = ("EnsembleClassifier", "EnsembleRegressor", "cross_validate")
+
+
+def __getattr__(name: str) -> Any:
+    """The estimators, imported when they are asked for: scikit-learn takes a while."""
+    if name not in _ESTIMATORS:
+        raise AttributeError(f"module 'measureflow' has no attribute {name!r}")
+    from measureflow import estimators
+
+    return getattr(estimators, name)

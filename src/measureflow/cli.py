@@ -4,6 +4,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,9 @@ from measureflow.demo import SETTINGS, Result, run_demo
 from measureflow.paper import NAMES, Claim
 from measureflow.paper import reproduce as run_reproduction
 from measureflow.provenance import provenance
+from measureflow.uci import METHODS, SETS, comparison_rows, mean_and_error, run_uci, score_rows
+from measureflow.uci import Result as UCIResult
+from measureflow.uci import draw as draw_uci
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
 # Piped into a file, a table keeps a readable width.
@@ -73,7 +77,7 @@ def reproduce(
     force: Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")] = False,
 ) -> None:
     """Redraw the paper's figures and judge its claims; exit 1 if a claim of theory does not hold."""
-    from measureflow.plots import save_reproduction
+    from measureflow.plots import save_figure
 
     names = [known for known in NAMES if known != "uci"] if name == "all" else [name]
     if unknown := [wanted for wanted in names if wanted not in NAMES]:
@@ -95,7 +99,7 @@ def reproduce(
             raise typer.Exit(2) from None
         seconds = time.perf_counter() - began
         folder = out / wanted
-        save_reproduction(result, folder)
+        save_figure(result.draw, result.figure_size, folder)
         record = provenance(seed, result.settings) | {
             "name": wanted,
             "quick": quick,
@@ -116,6 +120,57 @@ def reproduce(
     if broken:
         console.print(f"[bold red]{broken} claims of theory do not hold.[/]")
         raise typer.Exit(1)
+
+
+@app.command()
+def uci(
+    sets: Annotated[str, typer.Option(help="Which sets, joined by commas.")] = ",".join(SETS),
+    methods: Annotated[str, typer.Option(help="Which methods, joined by commas.")] = ",".join(METHODS),
+    splits: Annotated[int | None, typer.Option(help="The first so many splits; all by default.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for results.json and the figure.")] = Path("results/uci"),
+    seed: Annotated[int, typer.Option(help="Seed of all randomness.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")] = False,
+) -> None:
+    """Test scores on the canonical splits of the nine UCI sets, next to published ones."""
+    from measureflow.plots import save_figure
+
+    names = _chosen("--sets", sets, SETS)
+    chosen_methods = _chosen("--methods", methods, METHODS)
+    if splits is not None and splits < 2:
+        raise typer.BadParameter(
+            f"splits must be at least 2, for a standard error, got {splits}.", param_hint="--splits"
+        )
+    if out.exists() and not force:
+        raise typer.BadParameter(
+            f"{out} exists; pass --force to overwrite, or another --out.", param_hint="--out"
+        )
+    record = provenance(seed, {"sets": names, "methods": chosen_methods, "splits": splits})
+    out.mkdir(parents=True, exist_ok=True)
+    results: list[UCIResult] = []
+    try:
+        for result in run_uci(names, chosen_methods, splits, seed, progress=True):
+            results.append(result)
+            nll, error = mean_and_error(result.scores["negative_log_likelihood"])
+            console.print(
+                f"{result.set} {result.method}: NLL {nll:.3f} ± {error:.3f}, {result.seconds:.1f} s"
+            )
+            # After every fit: what was computed is not lost if the next one is interrupted.
+            _write_json(out / "results.json", record | {"results": [r._asdict() for r in results]})
+    except FileNotFoundError as missing:
+        console.print(f"[red]{missing}[/]")
+        raise typer.Exit(2) from None
+    console.print(_rows_table("Test scores, mean ± standard error over splits", score_rows(results)))
+    if comparisons := comparison_rows(results):
+        console.print(_rows_table("NLL, paired by split: mean difference ± standard error", comparisons))
+    save_figure(lambda figure: draw_uci(figure, results), (10.0, 9.0), out)
+    console.print(f"Wrote {out}/results.json, figure.png and figure.svg.")
+
+
+def _chosen(option: str, text: str, known: Sequence[str]) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in names if name not in known]:
+        raise typer.BadParameter(f"unknown {unknown[0]!r}; known are {', '.join(known)}.", param_hint=option)
+    return names
 
 
 def _demo_table(results: list[Result]) -> Table:

@@ -42,3 +42,16 @@ def _block(schedule: Callable[[Any], Any], block: int) -> np.ndarray:
     steps = jnp.arange(block * _BLOCK, (block + 1) * _BLOCK)
     dtype = jnp.result_type(float)
     return np.asarray(jax.vmap(lambda step: jnp.asarray(schedule(step), dtype))(steps))
+
+
+class CosineDecay(eqx.Module):
+    """η ½(1 + cos(πt/T)) for t ≤ T, then 0 (Loshchilov and Hutter, 2017). η and T are data: other ones, and
+    different ones side by side, are the same program. Without a step size nothing moves, so runs of
+    different lengths can be one loop."""
+
+    peak: Float[Array, ""]
+    steps: Float[Array, ""]
+
+    def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
+        share = jnp.minimum(step.astype(self.steps.dtype) / self.steps, 1)
+        return self.peak * 0.5 * (1 + jnp.cos(jnp.pi * share))
