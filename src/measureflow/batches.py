@@ -8,25 +8,22 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Key, PyTree
+from jaxtyping import Array, Int, Key, PyTree, UInt32
 
 from measureflow.validation import require_count, require_leading_axis
 
 # How many batches are taken from an iterator at a time: a fixed shape, so that there is one program.
 STREAMED = 64
+# Of swap-or-not: a case that no round moves has probability 2⁻³².
+_ROUNDS = 32
 
 
 class AbstractBatches(eqx.Module):
-    """A rule step ↦ batch. `order` is what may be carried from one step to the next to save work; it
-    never decides the result."""
+    """A rule step ↦ batch."""
 
     @abc.abstractmethod
-    def order(self, step: Int[Array, ""], key: Key[Array, ""]) -> PyTree:
-        """The order to start from at `step`."""
-
-    @abc.abstractmethod
-    def at(self, order: PyTree, step: Int[Array, ""], key: Key[Array, ""]) -> tuple[PyTree, PyTree]:
-        """The batch of this step, and the order to go on with."""
+    def at(self, step: Int[Array, ""], key: Key[Array, ""]) -> PyTree:
+        """The batch of this step."""
 
     @abc.abstractmethod
     def sampled_share(self) -> float:
@@ -38,11 +35,8 @@ class Whole(AbstractBatches):
 
     data: PyTree
 
-    def order(self, step: Int[Array, ""], key: Key[Array, ""]) -> None:
-        return None
-
-    def at(self, order: None, step: Int[Array, ""], key: Key[Array, ""]) -> tuple[PyTree, None]:
-        return self.data, None
+    def at(self, step: Int[Array, ""], key: Key[Array, ""]) -> PyTree:
+        return self.data
 
     def sampled_share(self) -> float:
         return 1.0
@@ -54,29 +48,18 @@ class Shuffled(AbstractBatches):
     data: PyTree
     batch_size: int = eqx.field(static=True)
 
-    @property
-    def cases(self) -> int:
-        return jax.tree.leaves(self.data)[0].shape[0]
-
-    @property
-    def epoch_length(self) -> int:
-        return self.cases // self.batch_size
-
-    def order(self, step: Int[Array, ""], key: Key[Array, ""]) -> tuple[Array, Array]:
-        epoch = step // self.epoch_length
-        return epoch, jax.random.permutation(jax.random.fold_in(key, epoch), self.cases)
-
-    def at(
-        self, order: tuple[Array, Array], step: Int[Array, ""], key: Key[Array, ""]
-    ) -> tuple[PyTree, tuple[Array, Array]]:
-        epoch = step // self.epoch_length
-        order = jax.lax.cond(epoch == order[0], lambda: order, lambda: self.order(step, key))
-        first = (step % self.epoch_length) * self.batch_size
-        rows = jax.lax.dynamic_slice(order[1], (first,), (self.batch_size,))
-        return jax.tree.map(lambda leaf: leaf[rows], self.data), order
+    def at(self, step: Int[Array, ""], key: Key[Array, ""]) -> PyTree:
+        cases = self._cases()
+        epoch, batch = jnp.divmod(step, cases // self.batch_size)
+        positions = batch * self.batch_size + jnp.arange(self.batch_size, dtype=step.dtype)
+        rows = permuted(positions, cases, jax.random.fold_in(key, epoch))
+        return jax.tree.map(lambda leaf: leaf[rows], self.data)
 
     def sampled_share(self) -> float:
-        return self.batch_size / self.cases
+        return self.batch_size / self._cases()
+
+    def _cases(self) -> int:
+        return jax.tree.leaves(self.data)[0].shape[0]
 
 
 class Stacked(AbstractBatches):
@@ -85,14 +68,36 @@ class Stacked(AbstractBatches):
     data: PyTree
     first: Int[Array, ""]
 
-    def order(self, step: Int[Array, ""], key: Key[Array, ""]) -> None:
-        return None
-
-    def at(self, order: None, step: Int[Array, ""], key: Key[Array, ""]) -> tuple[PyTree, None]:
-        return jax.tree.map(lambda leaf: leaf[step - self.first], self.data), None
+    def at(self, step: Int[Array, ""], key: Key[Array, ""]) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[step - self.first], self.data)
 
     def sampled_share(self) -> float:
         return 0.0
+
+
+def permuted(positions: Int[Array, " b"], n: int, key: Key[Array, ""]) -> Int[Array, " b"]:
+    """Where a random permutation of 0, …, n − 1 sends some positions, without the other n − b.
+
+    Swap-or-not (Hoang, Morris and Rogaway, 2012): in every round each x has the partner pivot − x mod n, and
+    a hash of the pair decides whether the two change places. A table of the permutation would need sorting
+    once an epoch, in a branch of the loop, at which a GPU waits for its host.
+    """
+    if n == 1:
+        return positions
+    pivots, salts = jax.random.bits(key, (2, _ROUNDS), jnp.uint32)
+    x, pivots = positions.astype(jnp.uint32), pivots % jnp.uint32(n)
+    for pivot, salt in zip(pivots, salts, strict=True):
+        partner = pivot - x + jnp.where(x > pivot, jnp.uint32(n), jnp.uint32(0))
+        swap = _hash(jnp.maximum(x, partner) ^ salt) & 1
+        x = jnp.where(swap == 1, partner, x)
+    return x.astype(positions.dtype)
+
+
+def _hash(x: UInt32[Array, " b"]) -> UInt32[Array, " b"]:
+    """An avalanche of 32 bits (Wellons, 2018: the constants with the least bias found)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
 
 
 def split_in_half(batch: PyTree) -> tuple[PyTree, PyTree] | None:

@@ -246,7 +246,7 @@ def _advance(fixed: tuple, states: Any) -> Any:
     program, data, numbers, keys, step = fixed
 
     def one(state: Any, data: PyTree, numbers: Array, key: Array) -> Any:
-        # The step is the same for all, so that a permutation of rows is computed once an epoch.
+        # The step is the same for all: so is the batch, for all candidates of a table.
         return program.advance(eqx.tree_at(lambda s: s.step, state, step), data, numbers, key)
 
     candidates = jax.vmap(one, (0, None, 0, None))

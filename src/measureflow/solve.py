@@ -96,10 +96,9 @@ def run(
     """The state after `steps` more steps: pure, to be jitted and vmapped.
 
     `data` is a pytree of arrays with one row per case, all of which the loss sees at each step, or
-    `batch_size` of them; None if the loss takes none. `steps` may be traced. Under `vmap`, keep
-    `state.step` unbatched: then a permutation of the data is computed once an epoch, not at every step.
+    `batch_size` of them; None if the loss takes none. `steps` may be traced.
     """
-    return _advance(problem, flow, state, on_device(data, batch_size), key, steps)[0]
+    return _advance(problem, flow, state, on_device(data, batch_size), key, steps)
 
 
 def _advance(
@@ -109,18 +108,13 @@ def _advance(
     batches: AbstractBatches,
     key: Key[Array, ""],
     steps: int | Int[Array, ""],
-    order: PyTree = None,
-) -> tuple[Any, PyTree]:
+) -> Any:
     order_key = data_key(key)
 
-    def body(_: Array, carry: tuple[Any, PyTree]) -> tuple[Any, PyTree]:
-        state, order = carry
-        batch, order = batches.at(order, state.step, order_key)
-        return flow.step(problem, state, batch, key), order
+    def body(_: Array, state: Any) -> Any:
+        return flow.step(problem, state, batches.at(state.step, order_key), key)
 
-    if order is None:
-        order = batches.order(state.step, order_key)
-    return jax.lax.fori_loop(0, steps, body, (state, order))
+    return jax.lax.fori_loop(0, steps, body, state)
 
 
 @eqx.filter_jit
@@ -134,24 +128,18 @@ def _chunk(
     steps: Int[Array, ""],
 ) -> tuple[Any, dict[str, Array]]:
     """`records` times: record the state, then take `steps` steps. All counts are data."""
-    order_key = data_key(key)
-    order = batches.order(state.step, order_key)
 
-    def observe(state: Any, order: PyTree) -> dict[str, Array]:
-        batch, _ = batches.at(order, state.step, order_key)
-        return flow.observe(problem, state, batch, key, batches.sampled_share())
+    def observe(state: Any) -> dict[str, Array]:
+        batch = batches.at(state.step, data_key(key))
+        return flow.observe(problem, state, batch, key, batches.sampled_share()) | {"step": state.step}
 
     def body(slot: Array, carry: tuple) -> tuple:
-        state, order, table = carry
-        row = observe(state, order) | {"step": state.step}
-        table = jax.tree.map(lambda column, value: column.at[slot].set(value), table, row)
-        state, order = _advance(problem, flow, state, batches, key, steps, order)
-        return state, order, table
+        state, table = carry
+        table = jax.tree.map(lambda column, value: column.at[slot].set(value), table, observe(state))
+        return _advance(problem, flow, state, batches, key, steps), table
 
-    shapes = jax.eval_shape(observe, state, order) | {"step": state.step}
-    table = jax.tree.map(lambda leaf: jnp.zeros((_RECORDS,), leaf.dtype), shapes)
-    state, _, table = jax.lax.fori_loop(0, records, body, (state, order, table))
-    return state, table
+    table = jax.tree.map(lambda leaf: jnp.zeros((_RECORDS,), leaf.dtype), jax.eval_shape(observe, state))
+    return jax.lax.fori_loop(0, records, body, (state, table))
 
 
 class _Log:
