@@ -23,6 +23,8 @@ from numpyro.distributions.discrete import (
     CategoricalProbs,
 )
 
+from measureflow.pytrees import strong
+
 Numbers: TypeAlias = Float[Array, "..."]
 Pair: TypeAlias = tuple[Numbers, Numbers]
 
@@ -43,7 +45,7 @@ def cumulative(distribution: Distribution, value: Numbers) -> Numbers:
 @cumulative.register
 def _student(distribution: StudentT, value: Numbers) -> Numbers:
     """½ + ½ sign(z)(1 − I_x(ν/2, ½)), with x = ν/(ν + z²), from whichever end loses no digits."""
-    freedom, loc, scale = map(jnp.asarray, (distribution.df, distribution.loc, distribution.scale))
+    freedom, loc, scale = map(strong, (distribution.df, distribution.loc, distribution.scale))
     z = (value - loc) / scale
     # Beyond √max, z² would be ∞.
     squared = jnp.square(jnp.clip(z, -1e15, 1e15))
@@ -56,16 +58,16 @@ def _student(distribution: StudentT, value: Numbers) -> Numbers:
 @cumulative.register
 def _poisson(distribution: Poisson, value: Numbers) -> Numbers:
     """Q(k + 1, λ), with k = ⌊y⌋."""
-    rate = jnp.asarray(distribution.rate)
+    rate = strong(distribution.rate)
     return jnp.where(value < 0, 0.0, _gamma_tails(_successes(value) + 1, rate)[1])
 
 
 @cumulative.register
 def _negative_binomial(distribution: GammaPoisson, value: Numbers) -> Numbers:
     """I_x(α, k + 1), with x = r/(1 + r) for concentration α and rate r, k = ⌊y⌋."""
-    rate = jnp.asarray(distribution.rate)
+    rate = strong(distribution.rate)
     x, y = 1 / (1 + 1 / rate), 1 / (1 + rate)
-    below, _ = _beta_tails(jnp.asarray(distribution.concentration), _successes(value) + 1, x, y)
+    below, _ = _beta_tails(strong(distribution.concentration), _successes(value) + 1, x, y)
     return jnp.where(value < 0, 0.0, below)
 
 
@@ -129,7 +131,7 @@ def quantile_bounds(distribution: Distribution, q: Numbers) -> Pair:
 @quantile_bounds.register
 def _normal_quantile(distribution: Normal, q: Numbers) -> Pair:
     """The quantile itself: loc + scale Φ⁻¹(q)."""
-    loc, scale = map(jnp.asarray, (distribution.loc, distribution.scale))
+    loc, scale = map(strong, (distribution.loc, distribution.scale))
     quantile = loc + scale * ndtri(q)
     return quantile, quantile
 
@@ -137,7 +139,7 @@ def _normal_quantile(distribution: Normal, q: Numbers) -> Pair:
 @quantile_bounds.register
 def _student_bounds(distribution: StudentT, q: Numbers) -> Pair:
     """Between the median and the quantile of Cauchy's law, whose tails are the heaviest of all ν ≥ 1."""
-    loc, scale = map(jnp.asarray, (distribution.loc, distribution.scale))
+    loc, scale = map(strong, (distribution.loc, distribution.scale))
     farthest = scale * jnp.tan(math.pi * (q - 0.5))
     return loc + jnp.minimum(farthest, 0.0), loc + jnp.maximum(farthest, 0.0)
 

@@ -130,7 +130,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}.")
         require_count("particles", self.particles, 1, "20 is a start.")
-        positive_number("mmd", self.mmd, "it is the weight of MMD²; for none, choose method='DLE' or 'DE'.")
+        positive_number("mmd", self.mmd, "0.5 is a start; for none, choose method='DLE' or 'DE'.")
         positive_number("step_size", self.step_size, "0.01 is a start.")
         if self.prior_weight is not None:
             positive_number("prior_weight", self.prior_weight, "1 is the Bayes posterior; None chooses it.")
@@ -225,7 +225,8 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     multiples of 1/n (1 is the Bayes posterior), is chosen by the predictive density of held-out rows, and
     with it `spread_`, a factor that widens or narrows the predictive law about its mean; `steps` and
     `batch_size` go by the number of rows. `activation` may join several with +: each gets its share of the
-    hidden units. `mmd` is the weight of MMD². With `early_stopping`, a share of `validation_fraction` rows is
+    hidden units. `mmd` is the weight of MMD² in multiples of J times the prior's, J the number of parameters:
+    so the two stay in proportion. With `early_stopping`, a share of `validation_fraction` rows is
     held out and the best particles seen on it are kept. `warm_start` goes on from the particles of the last
     fit, and keeps its scaling, prior weight and spread. There is no `partial_fit`: the posterior's 1/n needs
     to know n.

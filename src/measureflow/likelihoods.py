@@ -360,20 +360,21 @@ def _rescaled_events(
 def rescaled(distribution: Distribution, location: Any, scale: Any) -> Distribution:
     """The law of location + scale·Y, for Y Normal or StudentT, or several of them: so predictions for
     standardised targets get their units back. `location` and `scale` are numbers, or have the shape of an
-    event: one number per target; `location` may also be one for each case, with the distribution's axes."""
-    remedy = "pass the mean and the standard deviation of the targets."
+    event: one number per target. `location` may also be one for each case, with the distribution's axes."""
     location, scale = strong(location), strong(scale)
-    require_positive("scale", scale, remedy)
-    own = len(distribution.batch_shape) + len(distribution.event_shape)
+    require_positive("scale", scale, "pass the standard deviation of the targets.")
+    whole = distribution.batch_shape + distribution.event_shape
+    per_target = (1,) * len(distribution.batch_shape) + distribution.event_shape
+    per_case = location.ndim == len(whole) and _broadcasts(location.shape, whole)
     for name, value in (("location", location), ("scale", scale)):
-        if name == "location" and value.ndim == own:
-            continue
-        if value.shape not in ((), distribution.event_shape):
+        if value.shape not in ((), distribution.event_shape) and not (name == "location" and per_case):
             raise ValueError(
                 f"{name} has shape {value.shape}, but an event of the distribution "
                 f"{distribution.event_shape}; pass one number, or one per target."
             )
-    shape = (1,) * len(distribution.batch_shape) + distribution.event_shape
-    scale = jnp.broadcast_to(scale, shape)
-    location = location if location.ndim == own else jnp.broadcast_to(location, shape)
-    return _rescaled(distribution, location, scale)
+    location = location if per_case else jnp.broadcast_to(location, per_target)
+    return _rescaled(distribution, location, jnp.broadcast_to(scale, per_target))
+
+
+def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    return all(size in (1, full) for size, full in zip(shape, whole, strict=True))

@@ -110,9 +110,7 @@ class Mixture(MixtureSameFamily):
     def cdf(self, value: Any) -> Float[Array, "..."]:
         """P(Y ≤ value) = (1/N) Σᵢ P(Y ≤ value | θᵢ). Classes count in the order of their numbers."""
         self._require_one_target("cdf")
-        value = strong(value)
-        below = jnp.mean(cumulative(self.component_distribution, value[..., None]), axis=-1)
-        return jnp.where(jnp.isinf(value), jnp.where(value > 0, 1.0, 0.0), below)
+        return _cdf(self, strong(value))
 
     def quantile(self, q: Any) -> Float[Array, "..."]:
         """The smallest y with P(Y ≤ y) ≥ q, by bisection; integers, too, are returned as floats.
@@ -203,6 +201,12 @@ def _with_last_axes_swapped(distribution: Distribution) -> Distribution:
 
 
 @eqx.filter_jit
+def _cdf(mixture: Mixture, value: Float[Array, "..."]) -> Float[Array, "..."]:
+    below = jnp.mean(cumulative(mixture.component_distribution, value[..., None]), axis=-1)
+    return jnp.where(jnp.isinf(value), jnp.where(value > 0, 1.0, 0.0), below)
+
+
+@eqx.filter_jit
 def _quantile(mixture: Mixture, q: Float[Array, "..."]) -> Float[Array, "..."]:
     q = jnp.broadcast_to(q, jnp.broadcast_shapes(q.shape, mixture.batch_shape))
     if isinstance(mixture.component_distribution, _CLASSES):
@@ -233,7 +237,7 @@ def _quantile(mixture: Mixture, q: Float[Array, "..."]) -> Float[Array, "..."]:
         steps, low, high = state
         middle = low + (high - low) / 2
         middle = jnp.floor(middle) if counts else middle
-        enough = mixture.cdf(middle) >= p
+        enough = _cdf(mixture, middle) >= p
         return steps + 1, jnp.where(enough, low, middle), jnp.where(enough, middle, high)
 
     _, _, high = jax.lax.while_loop(unfinished, halve, (jnp.zeros((), jnp.int32), low, high))
@@ -314,7 +318,7 @@ class Predictive(eqx.Module):
         outputs = _in_blocks(eqx.Partial(_compiled_outputs, self.network, self.particles), inputs)
         return self._mixture(jnp.asarray(outputs))
 
-    def map(self, function: Callable[[Mixture], PyTree], inputs: PyTree) -> PyTree[np.ndarray]:
+    def map(self, function: Callable[[Mixture], PyTree], inputs: PyTree) -> PyTree:
         """function(mixture of a block of rows), for all rows: a pytree of NumPy arrays, rows first.
 
         Only one block is in memory at a time, and network and function are one compiled program. A function

@@ -155,9 +155,12 @@ class Penalised(eqx.Module):
 
 def statement(method: str, loss: Callable, prior: Gaussian, prior_weight: Array, mmd: Array) -> Problem:
     """The method's problem. Repulsion acts in coordinates whitened by the prior, where two of its draws are
-    √(2J) apart: σ = √J is the median heuristic there."""
-    kernel = SquaredExponential(math.sqrt(dimension(prior.mean))).on(Whiten(prior))
-    penalised = Penalised(loss, prior, prior_weight)
+    √(2J) apart: σ = √J is the median heuristic there. MMD² with weight w pulls a particle towards the prior
+    about as KL with weight 2w/(eJ) does, so `mmd` counts in multiples of J times the prior's weight: the
+    two stay in proportion for any number of rows and any network."""
+    size = dimension(prior.mean)
+    kernel = SquaredExponential(math.sqrt(size)).on(Whiten(prior))
+    penalised, mmd = Penalised(loss, prior, prior_weight), mmd * size * prior_weight
     if method == "DE":
         return deep_ensemble(penalised)
     if method == "DRE":
@@ -306,28 +309,32 @@ def choose(
     weights: Float[np.ndarray, " rows"],
     candidates: tuple[Candidate, ...],
 ) -> Choice:
-    """Every candidate with the spread that suits it best; of these, the first whose mean log predictive
-    density is within one standard error, of the paired difference, of the best. A run that diverged has no
-    density, and is never taken."""
+    """Every candidate with the spread that suits it best; of these, the first that held-out rows cannot tell
+    from the best; of its spreads, the narrowest that they cannot tell from the best one, since the ensemble
+    trained on all rows will have more rows, and more members, than those that were scored."""
     densities = np.where(np.isfinite(densities), densities, -np.inf)
     spreads = SPREADS if densities.shape[1] > 1 else np.ones(1)
     suited = np.argmax(densities @ weights, axis=1)
-    densities = densities[np.arange(len(candidates)), suited]
-    means = densities @ weights / weights.sum()
-    scores = dict(zip(candidates, means.tolist(), strict=True))
-    best = int(np.argmax(means))
-    for index in range(best):
-        lost = densities[best] - densities[index]
-        if np.isfinite(means[index]) and means[best] - means[index] <= standard_error(lost, weights):
-            best = index
-            break
-    return Choice(candidates[best], float(spreads[suited[best]]), scores)
+    at_best = densities[np.arange(len(candidates)), suited]
+    scores = dict(zip(candidates, (at_best @ weights / weights.sum()).tolist(), strict=True))
+    chosen = first_as_good_as_the_best(at_best, weights)
+    spread = first_as_good_as_the_best(densities[chosen], weights)
+    return Choice(candidates[chosen], float(spreads[spread]), scores)
 
 
-def standard_error(values: Float[np.ndarray, " rows"], weights: Float[np.ndarray, " rows"]) -> float:
-    """Of the weighted mean."""
-    mean = np.average(values, weights=weights)
-    return math.sqrt(np.average((values - mean) ** 2, weights=weights) / len(values))
+def first_as_good_as_the_best(
+    densities: Float[np.ndarray, "m rows"], weights: Float[np.ndarray, " rows"]
+) -> int:
+    """The first whose mean is within one standard error, of the paired difference, of the best mean. A run
+    that diverged has no density, and is never taken while another has one."""
+    best = densities[np.argmax(densities @ weights)]
+    for index, mine in enumerate(densities):
+        if np.isfinite(mine).all() and np.isfinite(best).all():
+            lost = best - mine
+            mean = np.average(lost, weights=weights)
+            if mean <= math.sqrt(np.average((lost - mean) ** 2, weights=weights) / len(lost)):
+                return index
+    return int(np.argmax(densities @ weights))
 
 
 class Trainer:
