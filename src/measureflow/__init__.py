@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from measureflow import likelihoods, metrics, theory
+from measureflow.checkpoint import Checkpoint
 from measureflow.embeddings import NoClosedFormError, kernel_mean_embedding
 from measureflow.flows import ParticleState, WassersteinFlow
 from measureflow.free_energy import FreeEnergy
@@ -21,7 +22,17 @@ from measureflow.problem import (
     deep_repulsive_langevin_ensemble,
 )
 from measureflow.regularisers import KL, SquaredMMD
-from measureflow.solve import DataExhaustedError, DivergenceError, History, RunError, Solution, run, solve
+from measureflow.solve import (
+    DataExhaustedError,
+    DivergenceError,
+    History,
+    Interrupted,
+    Restart,
+    RunError,
+    Solution,
+    run,
+    solve,
+)
 
 if TYPE_CHECKING:
     from measureflow.estimators import EnsembleClassifier, EnsembleRegressor, cross_validate
@@ -30,6 +41,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "KL",
+    "Checkpoint",
     "DataExhaustedError",
     "DivergenceError",
     "Empirical",
@@ -42,6 +54,7 @@ __all__ = [
     "FullRankGaussian",
     "Gaussian",
     "History",
+    "Interrupted",
     "InverseMultiquadric",
     "Matern",
     "MeanFieldGaussian",
@@ -56,6 +69,7 @@ __all__ = [
     "Predictive",
     "Problem",
     "RMSPreconditioner",
+    "Restart",
     "RunError",
     "Solution",
     "SquaredExponential",

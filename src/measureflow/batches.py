@@ -137,8 +137,25 @@ def on_device(data: PyTree, batch_size: int | None) -> AbstractBatches:
 class Arrays:
     """Data that lies on the device: the same batches for every call."""
 
+    #: How many steps one compiled call may take.
+    most = 4096
+
     def __init__(self, data: PyTree, batch_size: int | None):
         self.batches = on_device(data, batch_size)
+
+    def made_of(self) -> Any:
+        """What tells these batches from others."""
+        return self.batches
+
+    def position(self) -> None:
+        """Where the source is: batches here are a function of the step."""
+        return
+
+    def skip(self, count: int, position: Any) -> None:
+        """Go to where `position` was taken, `count` batches from the beginning."""
+
+    def give_back(self, count: int) -> None:
+        """The last `count` batches that were taken were not used."""
 
     def prefetch(self, count: int) -> int:
         """How many of the next `count` steps have a batch."""
@@ -152,16 +169,54 @@ class Arrays:
 class Stream:
     """Data that comes from an iterator, a stack of batches at a time; a loader starts over at its end."""
 
+    most = STREAMED
+
     def __init__(self, data: Iterable):
-        self.data, self.iterator = data, iter(data)
+        self.data = data
+        self.iterator: Any = iter(data)
         self.waiting: list[PyTree] = []
+        self.taken: list[PyTree] = []
         self.last: AbstractBatches | None = None
+        # Where the iterator stood after each batch that is waiting, and after the last one taken.
+        self.positions: list[Any] = []
+        self.after_taken: list[Any] = [self._position()]
+
+    def made_of(self) -> Any:
+        """Its type: what an iterator will yield cannot be compared."""
+        return self.data
+
+    def _position(self) -> Any:
+        return self.iterator.get_state() if hasattr(self.iterator, "get_state") else None
+
+    def position(self) -> Any:
+        """Where the iterator stood after the last batch that was taken; None if it cannot say."""
+        state = self.after_taken[-1]
+        return {"bytes": state.hex()} if isinstance(state, bytes) else state
+
+    def skip(self, count: int, position: Any) -> None:
+        """Go to where `position` was taken: at once if the iterator can, else batch by batch."""
+        if position is not None and hasattr(self.iterator, "set_state"):
+            is_bytes = isinstance(position, dict) and set(position) == {"bytes"}
+            self.iterator.set_state(bytes.fromhex(position["bytes"]) if is_bytes else position)
+            self.waiting, self.positions = [], []
+        elif count:
+            self.prefetch(count)
+            self.waiting, self.positions = self.waiting[count:], self.positions[count:]
+        self.after_taken = [position]
+
+    def give_back(self, count: int) -> None:
+        """The last `count` batches that were taken were not used."""
+        if count:
+            self.waiting = self.taken[-count:] + self.waiting
+            self.positions = self.after_taken[-count:] + self.positions
+            self.after_taken = self.after_taken[:-count]
 
     def prefetch(self, count: int) -> int:
         """How many of the next `count` steps have a batch, after asking the iterator for them."""
         while len(self.waiting) < count:
             try:
                 self.waiting.append(self._next())
+                self.positions.append(self._position())
             except StopIteration:
                 break
         return min(count, len(self.waiting))
@@ -173,6 +228,10 @@ class Stream:
             return self.last
         taken = self.waiting[: max(count, 1)]
         self.waiting = self.waiting[count:]
+        if count:
+            self.taken = taken
+            self.after_taken = [self.after_taken[-1], *self.positions[:count]]
+            self.positions = self.positions[count:]
         padded = taken + [taken[-1]] * (STREAMED - len(taken))
         shapes = {tuple(np.shape(leaf) for leaf in jax.tree.leaves(batch)) for batch in taken}
         if len(shapes) > 1:

@@ -89,7 +89,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
     def _prepare(self, X: Any, y: Any, sample_weight: Any) -> Table:
         """Check everything, learn the scaling, build the network; the standardised table."""
         self._check_settings()
-        again = self.warm_start and hasattr(self, "particles_")
+        again = self._goes_on()
         X, y = self._validated(X, y, again)
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         if not weights.any():
@@ -100,7 +100,11 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
             self._set_targets(y, weights)
             self._set_network(len(X))
         inputs = _standardised(X, self.input_mean_, self.input_scale_)
-        return Table.of(inputs, self._encoded(y), weights.astype(np.float32))
+        return Table.of(inputs, self._encoded(y), weights)
+
+    def _goes_on(self) -> bool:
+        """Whether a fit continues the one before."""
+        return self.warm_start and hasattr(self, "particles_")
 
     @abc.abstractmethod
     def _validated(self, X: Any, y: Any, again: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -145,19 +149,16 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
     def _set_network(self, rows: int) -> None:
         self.likelihood_, outputs, constants = self._likelihood()
         hidden = self.hidden if self.hidden is not None else ((50,) if rows <= 20_000 else (100,))
-        network = Network.mlp(self.n_features_in_, tuple(hidden), outputs, self.activation)
+        network = Network.mlp(self.n_features_in_, hidden, outputs, self.activation)
         self.network_ = network.with_constants(constants) if constants else network
 
     def _recipe(self, rows: int) -> Recipe:
-        prior_weight = self.prior_weight
-        if self.warm_start and hasattr(self, "prior_weight_"):
-            prior_weight = self.prior_weight_
         parameters = dimension(jax.eval_shape(self.network_.init, jax.random.key(0)))
         return Recipe(
             method=self.method,
             particles=self.particles,
             mmd=self.mmd,
-            prior_weight=prior_weight,
+            prior_weight=self.prior_weight_ if self._goes_on() else self.prior_weight,
             step_size=self.step_size,
             batch_size=batch_size_for(rows) if self.batch_size is None else self.batch_size,
             calibrate=self._calibrates(),
@@ -173,7 +174,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
             tables, validation = [train for train, _ in cut], [held_out for _, held_out in cut]
         key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
         initial = None
-        if self.warm_start and hasattr(self, "particles_"):
+        if self._goes_on():
             initial = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], self.particles_)
         recipe = self._recipe(max(len(table.weights) for table in tables))
         trainer = Trainer(self.network_, self.likelihood_, self.network_.prior(), recipe, self.verbose > 0)
@@ -182,37 +183,42 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
             estimator._take(ensembles, index)
 
     def _take(self, ensembles: Ensembles, index: int) -> None:
-        self.particles_ = jax.tree.map(lambda leaf: np.asarray(leaf[index]), ensembles.particles)
+        again = self._goes_on()
+        particles = jax.tree.map(lambda leaf: np.asarray(leaf[index]), ensembles.particles)
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(particles)):
+            if not again:
+                # Those of an earlier fit do not belong to the scaling of this one.
+                vars(self).pop("particles_", None)
+            raise FloatingPointError(
+                f"the particles left the finite numbers with step_size={self.step_size}; try a smaller one."
+            )
+        self.particles_ = particles
         self.prior_weight_ = ensembles.chosen[index].prior_weight
         self.n_iter_ = ensembles.steps[index]
-        if not (self.warm_start and hasattr(self, "spread_")):
+        if not again:
             self.spread_ = ensembles.spreads[index]
         self.validation_scores_ = {tuple(c): score for c, score in ensembles.scores[index].items()}
-        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(self.particles_)):
-            step_size = self.step_size
-            del self.particles_
-            raise FloatingPointError(
-                f"the particles left the finite numbers with step_size={step_size}; try a smaller one."
-            )
 
-    def _predictive(self) -> Predictive:
+    def _predictive(self, location: Any = None, scale: Any = None) -> Predictive:
         particles = jax.tree.map(jnp.asarray, self.particles_)
         spread = self.spread_ if self._calibrates() else None
-        return Predictive(self.network_, self.likelihood_, particles, *self._units(), spread)
+        return Predictive(self.network_, self.likelihood_, particles, location, scale, spread)
 
     def _map(self, function: Callable, X: Any) -> Any:
-        """`function` of the predictive mixture of every row, in double precision."""
-        values = self._predictive().map(function, self._rows(X))
+        """`function` of the predictive mixture of every row, in the units that the network sees."""
+        rows = self._rows(X)
+        values = self._predictive().map(function, rows)
         return jax.tree.map(lambda value: np.asarray(value, np.float64), values)
 
     def _rows(self, X: Any) -> np.ndarray:
-        check_is_fitted(self)
+        check_is_fitted(self, "particles_")
         X = validate_data(self, X, reset=False, dtype=np.float64)
         return _standardised(X, self.input_mean_, self.input_scale_)
 
     def predict_dist(self, X: Any) -> Mixture:
-        """p(y | x) for every row: the mixture over particles, a NumPyro distribution."""
-        return self._predictive()(self._rows(X))
+        """p(y | x) for every row: the mixture over particles, a NumPyro distribution in single precision."""
+        rows = self._rows(X)
+        return self._predictive(*self._units())(rows)
 
 
 class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
@@ -281,16 +287,16 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean, and with `return_std` also the predictive standard deviation."""
         if not return_std:
-            return self._shaped(self._map(_mean, X))
+            return self._in_units(self._map(_mean, X))
         mean, deviation = self._map(_mean_and_deviation, X)
-        return self._shaped(mean), self._shaped(deviation)
+        return self._in_units(mean), self._in_units(deviation, shifted=False)
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
         """The ends of the central interval that holds the target with probability `coverage`."""
         if not 0 < coverage < 1:
             raise ValueError(f"coverage must be between 0 and 1, got {coverage}; 0.9 is usual.")
         low, high = self._map(eqx.Partial(_interval, jnp.asarray(coverage, jnp.float32)), X)
-        return self._shaped(low), self._shaped(high)
+        return self._in_units(low), self._in_units(high)
 
     def _validated(self, X: Any, y: Any, again: bool) -> tuple[np.ndarray, np.ndarray]:
         if self.likelihood not in (*_NOISE, *_COUNTS):
@@ -341,9 +347,13 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
             y = (y - self.target_mean_) / self.target_scale_
         return (y if self._targets() > 1 else y.reshape(len(y))).astype(np.float32)
 
-    def _shaped(self, values: np.ndarray) -> np.ndarray:
-        """One column in, one column out."""
-        return values.reshape(len(values), *self.target_shape_)
+    def _in_units(self, values: np.ndarray, shifted: bool = True) -> np.ndarray:
+        """As the targets were given: in their columns, and in their units, which may need more digits than
+        single precision has."""
+        values = values.reshape(len(values), *self.target_shape_)
+        if self.likelihood in _COUNTS:
+            return values
+        return self.target_scale_ * values + (self.target_mean_ if shifted else 0.0)
 
 
 class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
@@ -416,8 +426,8 @@ def cross_validate(
 
     `cv` is a number of folds, a splitter of scikit-learn, or a list of (train, test) rows. Returned are
     arrays with one number per split: `negative_log_likelihood`, and for regression `root_mean_square_error`,
-    `crps`, `coverage` and `width` of central intervals, for classification `accuracy`, `brier_score` and
-    `expected_calibration_error`; and `estimator`, the fitted ones, if asked for.
+    `crps` (but not of counts), `coverage` and `width` of central intervals, for classification `accuracy`,
+    `brier_score` and `expected_calibration_error`; and `estimator`, the fitted ones, if asked for.
     """
     X, y = (part if hasattr(part, "shape") else np.asarray(part) for part in (X, y))
     splitter: Any = check_cv(cv, y, classifier=is_classifier(estimator))
@@ -429,7 +439,8 @@ def cross_validate(
         tables.append(one._prepare(_rows_of(X, train), _rows_of(y, train), weight))
     if is_classifier(estimator) and len({tuple(one.classes_) for one in fitted}) > 1:
         raise ValueError("cv gives splits whose training rows have different classes; stratify them.")
-    fitted[0]._learn(fitted, tables)
+    for group, theirs in _alike(fitted, tables):
+        group[0]._learn(group, theirs)
     rows = [
         _scores(one, _rows_of(X, test), np.asarray(_rows_of(y, test)), coverage)
         for one, (_, test) in zip(fitted, splits, strict=True)
@@ -438,9 +449,30 @@ def cross_validate(
     return table | ({"estimator": fitted} if return_estimator else {})
 
 
+def _alike(estimators: list[Any], tables: list[Table]) -> list[tuple[list[Any], list[Table]]]:
+    """In groups that are one program: those with one network and one likelihood. Counts have likelihoods of
+    their own, which start from the mean of their training rows."""
+    groups: list[tuple[list[Any], list[Table]]] = []
+    for one, table in zip(estimators, tables, strict=True):
+        for group, theirs in groups:
+            first = group[0]
+            if eqx.tree_equal((first.network_, first.likelihood_), (one.network_, one.likelihood_)):
+                group.append(one)
+                theirs.append(table)
+                break
+        else:
+            groups.append(([one], [table]))
+    return groups
+
+
 def _scores(estimator: Any, X: Any, y: np.ndarray, coverage: float) -> dict[str, float]:
     distribution = estimator.predict_dist(X)
     if is_classifier(estimator):
+        if not np.isin(y, estimator.classes_).all():
+            raise ValueError(
+                f"cv gives a split whose test rows have classes {np.unique(y)!r}, but its training rows "
+                f"{estimator.classes_!r}; stratify it."
+            )
         labels, probabilities = np.searchsorted(estimator.classes_, y), estimator.predict_proba(X)
         return {
             "negative_log_likelihood": metrics.negative_log_likelihood(distribution, labels),
@@ -451,13 +483,14 @@ def _scores(estimator: Any, X: Any, y: np.ndarray, coverage: float) -> dict[str,
     low, high = estimator.predict_interval(X, coverage)
     targets = y.reshape(len(y), -1) if estimator._targets() > 1 else y.reshape(len(y))
     marginals = distribution if estimator._targets() == 1 else distribution.marginals
-    return {
+    scores = {
         "negative_log_likelihood": metrics.negative_log_likelihood(distribution, targets),
         "root_mean_square_error": metrics.root_mean_square_error(distribution, targets),
-        "crps": metrics.crps(marginals, targets),
         "coverage": metrics.coverage(low, high, y),
         "width": metrics.width(low, high),
     }
+    # It is an integral over numbers that counts skip.
+    return scores if distribution.is_discrete else scores | {"crps": metrics.crps(marginals, targets)}
 
 
 def _rows_of(table: Any, rows: np.ndarray) -> Any:

@@ -39,6 +39,8 @@ class AbstractFlow(eqx.Module):
     #: What `finite` counts, and what to try where they are not.
     movers: ClassVar[str]
     remedy: ClassVar[str]
+    #: Whether a part of what moves can be restarted from the rest.
+    restarts: ClassVar[bool] = False
 
     @abc.abstractmethod
     def init(self, problem: Problem, initial: Any) -> Any:
@@ -65,6 +67,10 @@ class AbstractFlow(eqx.Module):
         self, problem: Problem, state: Any, batch: PyTree, key: Key[Array, ""], sampled_share: float
     ) -> dict[str, Float[Array, ""]]:
         """What history records of a state, on the batch of its step."""
+
+    def rearranged(self, state: Any, sources: Int[Array, " n"]) -> Any:
+        """The state in which particle i is what particle sources[i] was."""
+        raise NotImplementedError(f"{type(self).__name__} has no particles to rearrange.")
 
     @abc.abstractmethod
     def tabulated(self, first: int, used: int, length: int) -> "AbstractFlow":
@@ -144,6 +150,7 @@ class WassersteinFlow(AbstractFlow):
     optimiser: optax.GradientTransformation | None = None
     momentum: Float[Array, ""] | None = eqx.field(converter=_momentum, default=None)
     movers: ClassVar[str] = "particles"
+    restarts: ClassVar[bool] = True
     remedy: ClassVar[str] = (
         "a smaller step_size, a schedule that starts smaller, or preconditioner=mf.RMSPreconditioner(...)"
     )
@@ -232,6 +239,13 @@ class WassersteinFlow(AbstractFlow):
         leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(state.particles)]
         return functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(leaf), axis=1) for leaf in leaves])
 
+    def rearranged(self, state: ParticleState, sources: Int[Array, " n"]) -> ParticleState:
+        # An optimiser remembers something of every particle, a preconditioner of all together.
+        memory = state.memory if self.optimiser is None else _picked(state.memory, sources)
+        return ParticleState(
+            _picked(state.particles, sources), state.step, memory, _picked(state.drift, sources)
+        )
+
     def tabulated(self, first: int, used: int, length: int) -> "WassersteinFlow":
         if self.step_size is None or not callable(self.step_size):
             return self
@@ -297,6 +311,10 @@ class WassersteinFlow(AbstractFlow):
         trace = squared_norm(difference) / (4 * particle_count(state.particles)) * (1 - sampled_share)
         number = dimension(jax.tree.map(lambda leaf: leaf[0], state.particles))
         return self.step_size_at(state.step) * trace / (2 * number * temperature)
+
+
+def _picked(tree: PyTree, rows: Int[Array, " n"]) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[rows], tree)
 
 
 def _running_mean(

@@ -69,7 +69,9 @@ class Mixture(MixtureSameFamily):
         )
 
     def _require_numbers(self, what: str) -> None:
-        if isinstance(self.component_distribution, CategoricalLogits | CategoricalProbs):
+        component = self.component_distribution
+        base = component.base_dist if isinstance(component, Independent) else component
+        if isinstance(base, CategoricalLogits | CategoricalProbs):
             raise self._without(what, "classes are no numbers: use probs, entropy() or log_prob.")
 
     def _require_one_target(self, what: str) -> None:

@@ -1,19 +1,19 @@
 """The compiled loop: from a problem, a flow and a beginning to a measure."""
 
 import dataclasses
+import sys
 import time
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from tqdm.auto import tqdm
 
 from measureflow.batches import (
-    STREAMED,
     AbstractBatches,
     Arrays,
     Stream,
@@ -21,11 +21,14 @@ from measureflow.batches import (
     data_key,
     on_device,
 )
+from measureflow.checkpoint import Checkpoint, Saved, Store
+from measureflow.fingerprints import fingerprint
 from measureflow.flows import AbstractFlow, ParticleState
 from measureflow.measures import AbstractMeasure
 from measureflow.parametric import ParametricState
 from measureflow.problem import Problem
 from measureflow.pytrees import particle_count
+from measureflow.signals import Signals
 from measureflow.validation import require_count, typed_key
 
 # The shapes of one compiled call: how many records and scheduled step sizes it can hold. Fixed, so that
@@ -35,6 +38,8 @@ _SCHEDULED = 4096
 # How long one compiled call should take: short enough for a progress bar and Ctrl-C, long enough to
 # forget the cost of the call. It groups steps; it never changes them.
 _SECONDS = 0.3
+# After so many, a run that restarts lost particles gives up.
+_MOST_RESTARTS = 100
 
 
 class History(dict[str, np.ndarray]):
@@ -47,13 +52,23 @@ class History(dict[str, np.ndarray]):
             raise AttributeError(f"history has no {name!r}; it has {', '.join(self)}.") from None
 
 
+class Restart(NamedTuple):
+    """At `step`, the particles `lost` had left the finite numbers, and became copies of those in `copied`."""
+
+    step: int
+    lost: tuple[int, ...]
+    copied: tuple[int, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """What `solve` returns: the measure Q, the history of the run, and the state to continue from."""
+    """What `solve` returns: the measure Q, the history of the run, the state to continue from, and which
+    particles were restarted, if `on_divergence` allowed it."""
 
     measure: AbstractMeasure
     history: History
     state: Any
+    restarts: tuple["Restart", ...] = ()
 
 
 class RunError(RuntimeError):
@@ -81,6 +96,17 @@ class DivergenceError(RunError):
 
 class DataExhaustedError(RunError):
     """The iterator of batches ended before the steps did."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM. `solution` is the run as far as it came; with a checkpoint it is saved, too."""
+
+    def __init__(self, message: str, solution: Solution):
+        super().__init__(message, solution)
+        self.solution = solution
+
+    def __str__(self) -> str:
+        return self.args[0]
 
 
 def run(
@@ -157,6 +183,12 @@ class _Log:
             if not seen and (always or step % self.record_every == 0):
                 self.rows.append({name: column[row] for name, column in columns.items()})
 
+    def resume(self, columns: dict[str, np.ndarray], *, goes_on: bool) -> None:
+        """The rows of an earlier part of the run. Its last one was kept because it was the last."""
+        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        on_time = [i == 0 or int(row["step"]) % self.record_every == 0 for i, row in enumerate(rows)]
+        self.rows = [row for row, kept in zip(rows, on_time, strict=True) if kept or not goes_on]
+
     def history(self) -> History:
         names = ["step", *(name for name in self.rows[0] if name != "step")] if self.rows else []
         return History({name: np.array([row[name] for row in self.rows]) for name in names})
@@ -191,6 +223,8 @@ def solve(
     batch_size: int | None = None,
     record_every: int | None = None,
     progress: bool = False,
+    checkpoint: Checkpoint | None = None,
+    on_divergence: str = "raise",
 ) -> Solution:
     """Follow `flow` for `steps` steps from `initial`.
 
@@ -198,56 +232,154 @@ def solve(
     the same key equal one run of the sum, bit for bit. `data` is a pytree of arrays with one row per
     case (with `batch_size`, shuffled epochs on the device, the remainder dropped) or an iterator of
     batches. `steps=0` records and returns the beginning. The same key gives the same result.
+
+    With a `checkpoint`, the same call resumes a run that was cut off, and returns at once if it was finished;
+    `steps` may have grown. Ctrl-C and SIGTERM stop after the steps under way and raise `Interrupted`, which
+    holds the solution so far; a second Ctrl-C stops at once. `on_divergence="restart"` lets particles that
+    leave the finite numbers go on as copies of those with the smallest loss.
     """
     steps = require_count("steps", steps, 0, "it counts the steps to take from `initial`.")
-    if record_every is None:
-        record_every = default_record_every(steps)
-    record_every = require_count("record_every", record_every, 1, "1 records every step.")
+    if record_every is not None:
+        record_every = require_count("record_every", record_every, 1, "1 records every step.")
+    if on_divergence not in ("raise", "restart"):
+        raise ValueError(f"on_divergence must be 'raise' or 'restart', got {on_divergence!r}.")
+    if on_divergence == "restart" and not flow.restarts:
+        raise ValueError(
+            f"on_divergence='restart' needs particles, got {type(flow).__name__}; use 'raise', and "
+            f"{flow.remedy}."
+        )
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        raise TypeError(f"checkpoint must be a Checkpoint, got {checkpoint!r}; pass mf.Checkpoint(folder).")
     key = typed_key(key)
     source = batch_source(data, batch_size)
     is_state = isinstance(initial, ParticleState | ParametricState)
     state = flow.resume(problem, initial) if is_state else flow.init(problem, initial)
     _warn_of_loneliness(problem, state)
-    return _Run(problem, flow, key, source, record_every).from_state(state, steps, progress)
+    store = None
+    if checkpoint is not None:
+        made_of = fingerprint(
+            problem=problem,
+            flow=flow,
+            initial=state,
+            key=key,
+            data=source.made_of(),
+            record_every=record_every,
+            on_divergence=on_divergence,
+        )
+        store = Store(checkpoint, made_of)
+    run = _Run(problem, flow, key, source, on_divergence, store)
+    return run.from_state(state, steps, record_every, progress)
 
 
 class _Run:
     """One call of `solve`: compiled calls one after the other, and what is kept between them."""
 
     def __init__(
-        self, problem: Problem, flow: AbstractFlow, key: Array, source: Arrays | Stream, record_every: int
+        self,
+        problem: Problem,
+        flow: AbstractFlow,
+        key: Array,
+        source: Arrays | Stream,
+        on_divergence: str,
+        store: Store | None,
     ):
         self.problem, self.flow, self.key, self.source = problem, flow, key, source
-        self.log = _Log(record_every)
+        self.on_divergence, self.store = on_divergence, store
+        self.restarts: list[Restart] = []
+        # How many steps the next compiled call may take, found by the clock.
+        self.budget = min(source.most, 16)
 
     def call(self, state: Any, batches: AbstractBatches, records: int, steps: int) -> tuple[Any, dict]:
         flow = self.flow.tabulated(int(state.step), max(records * steps, 1), _SCHEDULED)
         counts = (jnp.asarray(records, jnp.int32), jnp.asarray(steps, jnp.int32))
         return _chunk(self.problem, flow, state, batches, self.key, *counts)
 
-    def from_state(self, state: Any, steps: int, progress: bool) -> Solution:
-        step, end = int(state.step), int(state.step) + steps
-        self._record(state)
-        self._require_finite_start(state)
-        most = STREAMED if isinstance(self.source, Stream) else _SCHEDULED
-        budget = min(most, 16)
-        with tqdm(total=steps, unit="step", disable=not progress, dynamic_ncols=True) as bar:
-            while step < end:
-                began = time.perf_counter()
-                possible = self._with_batches(state, min(budget, end - step))
-                records, each = _next_call(step, end, self.log.record_every, possible)
-                batches = self.source.take(step, records * each)
-                after, table = self.call(state, batches, records, each)
-                if not np.all(_finite(self.flow, after)):
-                    self._raise_divergence(state, batches, records * each)
-                state, step = after, step + records * each
-                self.log.add(table, records)
-                rate = records * each / (time.perf_counter() - began)
-                budget = int(np.clip(rate * _SECONDS, 1, min(most, 8 * budget)))
-                bar.set_postfix(loss=f"{float(table['loss'][records - 1]):.4g}", refresh=False)
-                bar.update(records * each)
-        self._record(state)
-        return Solution(self.flow.measure(state), self.log.history(), state)
+    def from_state(self, state: Any, steps: int, record_every: int | None, progress: bool) -> Solution:
+        first, end = int(state.step), int(state.step) + steps
+        saved = None if self.store is None else self.store.latest(state)
+        if saved is None:
+            self.log = _Log(record_every or default_record_every(steps))
+            self._record(state)
+            self._require_finite_start(state)
+        else:
+            state = self._resume(saved, first, end)
+        with (
+            tqdm(total=steps, initial=int(state.step) - first, unit="step", disable=not progress) as bar,
+            Signals() as signals,
+        ):
+            try:
+                while int(state.step) < end:
+                    state = self._next(state, end, bar)
+                    if self.store is not None and int(state.step) % self.store.checkpoint.every == 0:
+                        self._save(state)
+                    if signals.caught is not None and int(state.step) < end:
+                        raise self._interrupted(state, signals.caught, end)
+                self._record(state)
+                self._save(state)
+            finally:
+                if self.store is not None:
+                    self.store.finish()
+        return self._solution(state)
+
+    def _next(self, state: Any, end: int, bar: Any) -> Any:
+        """The state after the next compiled call, or a few steps later with some particles restarted."""
+        began, step = time.perf_counter(), int(state.step)
+        if self.store is not None:
+            every = self.store.checkpoint.every
+            end = min(end, (step // every + 1) * every)
+        possible = self._with_batches(state, min(self.budget, end - step))
+        records, each = _next_call(step, end, self.log.record_every, possible)
+        batches = self.source.take(step, records * each)
+        after, table = self.call(state, batches, records, each)
+        if not np.all(_finite(self.flow, after)):
+            after = self._diverged(state, batches, records * each)
+            self.source.give_back(records * each - (int(after.step) - step))
+        else:
+            self.log.add(table, records)
+            bar.set_postfix(loss=f"{float(table['loss'][records - 1]):.4g}", refresh=False)
+        taken = int(after.step) - step
+        rate = taken / (time.perf_counter() - began)
+        self.budget = int(np.clip(rate * _SECONDS, 1, min(self.source.most, 8 * self.budget)))
+        bar.update(taken)
+        return after
+
+    def _solution(self, state: Any) -> Solution:
+        return Solution(self.flow.measure(state), self.log.history(), state, tuple(self.restarts))
+
+    def _save(self, state: Any) -> None:
+        if self.store is None:
+            return
+        notes = {
+            "record_every": self.log.record_every,
+            "restarts": [restart._asdict() for restart in self.restarts],
+            "source": self.source.position(),
+        }
+        self.store.save(int(state.step), Saved(state, dict(self.log.history()), notes))
+
+    def _resume(self, saved: Saved, first: int, end: int) -> Any:
+        step, folder = int(saved.state.step), self.store.checkpoint.folder if self.store else None
+        if step > end:
+            raise ValueError(
+                f"the run in {folder} is at step {step}, beyond steps={end - first}; steps may only grow."
+            )
+        self.log = _Log(saved.notes["record_every"])
+        self.log.resume(saved.history, goes_on=step < end)
+        self.restarts = [
+            Restart(r["step"], tuple(r["lost"]), tuple(r["copied"])) for r in saved.notes["restarts"]
+        ]
+        self.source.skip(step - first, saved.notes["source"])
+        done = "finished" if step == end else f"resuming at step {step} of {end}"
+        sys.stderr.write(f"measureflow: {folder}: {done}\n")
+        return saved.state
+
+    def _interrupted(self, state: Any, signal_name: str, end: int) -> Interrupted:
+        self._save(state)
+        where = "" if self.store is None else f" It is saved in {self.store.checkpoint.folder}."
+        return Interrupted(
+            f"{signal_name} at step {int(state.step)} of {end}: the exception's `solution` is the run so "
+            f"far, to continue from.{where}",
+            self._solution(state),
+        )
 
     def _record(self, state: Any) -> None:
         """The state as it is: no step is taken."""
@@ -276,8 +408,9 @@ class _Run:
                 "loss, the data and `initial` for NaN, infinities and logarithms of zero."
             )
 
-    def _raise_divergence(self, state: Any, batches: AbstractBatches, steps: int) -> None:
-        """The run is deterministic, so the step is found by bisection from the last good state."""
+    def _diverged(self, state: Any, batches: AbstractBatches, steps: int) -> Any:
+        """The last finite state, lost particles restarted, or an error. The run is deterministic, so the step
+        is found by bisection from the last good state."""
         good, bad = 0, steps
         while bad - good > 1:
             middle = (good + bad) // 2
@@ -288,6 +421,8 @@ class _Run:
         failed, _ = self.call(state, batches, 1, bad)
         finite = np.asarray(_finite(self.flow, failed))
         lost, step = np.flatnonzero(~finite), int(state.step) + bad
+        if self.on_divergence == "restart" and finite.any() and len(self.restarts) < _MOST_RESTARTS:
+            return self._restarted(last, batches, lost, step)
         raise DivergenceError(
             f"diverged at step {step}: {len(lost)} of {len(finite)} {self.flow.movers} are no longer finite; "
             f"try {self.flow.remedy}. The exception's `state` is the last finite one.",
@@ -296,6 +431,31 @@ class _Run:
             step,
             lost,
         )
+
+    def _restarted(self, last: Any, batches: AbstractBatches, lost: np.ndarray, step: int) -> Any:
+        losses = np.array(_losses(self.problem, last, batches, self.key))
+        losses[lost] = np.inf
+        best = np.argsort(losses, kind="stable")[: len(losses) - len(lost)]
+        sources = np.arange(len(losses))
+        sources[lost] = best[np.arange(len(lost)) % len(best)]
+        copied = tuple(sources[lost].tolist())
+        self.restarts.append(Restart(step, tuple(lost.tolist()), copied))
+        warnings.warn(
+            f"at step {step} particles {lost.tolist()} left the finite numbers; they go on as copies of "
+            f"{list(copied)}. If this happens again and again, try {self.flow.remedy}.",
+            stacklevel=6,
+        )
+        return self.flow.rearranged(last, jnp.asarray(sources))
+
+
+@eqx.filter_jit
+def _losses(
+    problem: Problem, state: ParticleState, batches: AbstractBatches, key: Key[Array, ""]
+) -> Float[Array, " n"]:
+    """ℓ of every particle, on the batch of its step."""
+    loss = problem.loss_energy(batches.at(state.step, data_key(key))).potential
+    assert loss is not None
+    return jax.vmap(loss)(state.particles)
 
 
 def _warn_of_loneliness(problem: Problem, state: Any) -> None:
