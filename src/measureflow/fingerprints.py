@@ -69,19 +69,18 @@ def _array(array: Any) -> str:
 
 
 def _name(part: Any) -> str:
+    kind = f"{type(part).__module__}.{type(part).__qualname__}"
     code = getattr(part, "__code__", None)
     if isinstance(code, types.CodeType):
         return f"{part.__module__}.{part.__qualname__} bytecode {_bytecode(code)}"
     if hasattr(part, "__wrapped__") or isinstance(part, types.MethodType | functools.partial):
-        return type(part).__qualname__
-    if isinstance(part, types.BuiltinFunctionType | np.ufunc) or (
-        callable(part) and hasattr(part, "__qualname__") and hasattr(part, "__module__")
-    ):
-        return f"{part.__module__}.{getattr(part, '__qualname__', part.__name__)!s}"
-    name = f"{type(part).__module__}.{type(part).__qualname__}"
+        return kind
     if dataclasses.is_dataclass(part) or isinstance(part, Mapping | list | tuple | set | frozenset):
-        return name
-    return f"{name} {UNKNOWN}"
+        return kind
+    name = getattr(part, "__qualname__", getattr(part, "__name__", None))
+    if callable(part) and name is not None:
+        return f"{part.__module__}.{name}"
+    return f"{kind} {UNKNOWN}"
 
 
 def _bytecode(code: types.CodeType) -> str:
