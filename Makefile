@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test verify paper bench docs clean
+.PHONY: demo test verify paper uci bench docs clean
 
 # Silences an announcement of mkdocs-material, which is not about this project.
 export NO_MKDOCS_2_WARNING = 1
@@ -27,6 +27,11 @@ paper: $(VENV)/.dev
 	$(BIN)/measureflow reproduce all --out build/paper --force
 	$(BIN)/measureflow reproduce uci --out build/paper --force
 	$(BIN)/python -m verification.paper_page build/paper
+
+# The nine UCI sets with every method: minutes on a GPU, hours on a CPU; writes docs/uci.md.
+uci: $(VENV)/.dev
+	$(BIN)/measureflow uci --out build/uci --force
+	$(BIN)/python -m verification.uci_page build/uci
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/overhead.py

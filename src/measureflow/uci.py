@@ -5,6 +5,7 @@ The setting is the default of `EnsembleRegressor`: what it chooses, it chooses o
 and every method has as many candidates or more. Scores are on test rows, in the units of the targets.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -89,8 +90,7 @@ def score_rows(results: Sequence[Result]) -> list[dict[str, Any]]:
     for result in results:
         row: dict[str, Any] = {"set": result.set, "method": result.method}
         for score, short in _SHORT.items():
-            mean, error = mean_and_error(result.scores[score])
-            row[short] = f"{mean:.3f} ± {error:.3f}"
+            row[short] = _shown(*mean_and_error(result.scores[score]))
         position = SETS.index(result.set)
         row["best published NLL"] = min(published[position] for published in PUBLISHED.values())
         row["prototype NLL"] = PROTOTYPE[position]
@@ -106,6 +106,12 @@ _SHORT = {
     "crps": "CRPS",
     "coverage": "coverage of 90%",
 }
+
+
+def _shown(mean: float, error: float) -> str:
+    """Three decimals, or two digits of the standard error where it is smaller than that."""
+    decimals = 3 if not 0 < error < 1e-3 else 1 - math.floor(math.log10(error))
+    return f"{mean:.{decimals}f} ± {error:.{decimals}f}"
 
 
 def _counted(weights: Sequence[float]) -> str:
