@@ -387,9 +387,10 @@ class Trainer:
         run = _Run(self, trained, [list(candidates)] * len(parts), CHOOSING_PARTICLES, steps, key)
         spreads = jnp.asarray(SPREADS, jnp.float32) if self.recipe.calibrate else None
         densities = run.log_densities(run.to_the_end(bar), held_out, spreads)
-        choices, number = [], len(cut[0])
-        for first in range(0, len(parts), number):
-            mine = slice(first, first + number)
+        choices, first = [], 0
+        for several in cut:
+            mine = slice(first, first + len(several))
+            first += len(several)
             weights = np.concatenate([table.weights for table in held_out[mine]])
             choices.append(choose(np.concatenate(densities[mine], axis=-1), weights, candidates))
         return choices
@@ -480,6 +481,7 @@ class _Best:
             self.members,
         )
         self.scores = np.where(better, scores, self.scores)
-        self.steps = [step if gained else old for gained, old in zip(better, self.steps, strict=True)]
+        taken = min(step, self.run.steps)
+        self.steps = [taken if gained else old for gained, old in zip(better, self.steps, strict=True)]
         self.last_gain = step if better.any() else self.last_gain
         return step - self.last_gain >= self.patience * self.interval
