@@ -1,6 +1,8 @@
 """Which cases the loss sees at a step. Pure functions of (key, step), so that resuming is exact."""
 
 import abc
+import copy
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -186,12 +188,17 @@ class Stream:
         return self.data
 
     def _position(self) -> Any:
-        return self.iterator.get_state() if hasattr(self.iterator, "get_state") else None
+        # A copy: an iterator may hand out the very state that it goes on with.
+        return copy.deepcopy(self.iterator.get_state()) if hasattr(self.iterator, "get_state") else None
 
     def position(self) -> Any:
-        """Where the iterator stood after the last batch that was taken; None if it cannot say."""
+        """Where the iterator stood after the last batch that was taken; None if it cannot say so in JSON."""
         state = self.after_taken[-1]
-        return {"bytes": state.hex()} if isinstance(state, bytes) else state
+        state = {"bytes": state.hex()} if isinstance(state, bytes) else state
+        try:
+            return state if json.loads(json.dumps(state)) == state else None
+        except (TypeError, ValueError):
+            return None
 
     def skip(self, count: int, position: Any) -> None:
         """Go to where `position` was taken: at once if the iterator can, else batch by batch."""
@@ -199,10 +206,18 @@ class Stream:
             is_bytes = isinstance(position, dict) and set(position) == {"bytes"}
             self.iterator.set_state(bytes.fromhex(position["bytes"]) if is_bytes else position)
             self.waiting, self.positions = [], []
-        elif count:
-            self.prefetch(count)
-            self.waiting, self.positions = self.waiting[count:], self.positions[count:]
-        self.after_taken = [position]
+            self.after_taken = [self._position()]
+            return
+        for done in range(count):
+            if self.prefetch(1) == 0:
+                raise ValueError(
+                    f"data is an iterator that ended after {done} batches, but the run to be resumed used "
+                    f"{count} of them; pass it from its beginning."
+                )
+            if done == count - 1:
+                self.take(done, 1)
+            else:
+                self.waiting, self.positions = self.waiting[1:], self.positions[1:]
 
     def give_back(self, count: int) -> None:
         """The last `count` batches that were taken were not used."""

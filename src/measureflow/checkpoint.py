@@ -2,9 +2,13 @@
 
 import contextlib
 import json
+import logging
 import os
+import shutil
+import traceback
 import warnings
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +21,9 @@ from measureflow.validation import require_count
 
 _FORMAT = 1
 _MARKER = "measureflow.json"
+_UNFINISHED_MARKER = "measureflow.tmp"
+# Where checkpoints go to be deleted, so that none that is half deleted stands under its name.
+_DELETED = "deleted"
 
 
 class Checkpoint:
@@ -30,7 +37,7 @@ class Checkpoint:
     def __init__(self, folder: str | os.PathLike, every: int = 1000, keep: int = 2):
         if not isinstance(folder, str | os.PathLike):
             raise TypeError(f"folder must be a path, got {folder!r}; for example 'runs/first'.")
-        self.folder = Path(folder).absolute()
+        self.folder = Path(folder).expanduser().absolute()
         self.every = require_count("every", every, 1, "it counts the steps from one checkpoint to the next.")
         self.keep = require_count("keep", keep, 1, "2 leaves one to fall back on.")
 
@@ -52,74 +59,150 @@ class Store:
     def __init__(self, checkpoint: Checkpoint, made_of: Mapping[str, str]):
         import orbax.checkpoint as orbax
 
-        self.checkpoint, self.orbax = checkpoint, orbax
-        self._require_own_folder(made_of)
-        options = orbax.CheckpointManagerOptions(
-            max_to_keep=checkpoint.keep, create=True, cleanup_tmp_directories=True
-        )
-        self.manager = orbax.CheckpointManager(checkpoint.folder, options=options)
-        self.last_saved = self.manager.latest_step()
+        self.checkpoint, self.orbax, self.made_of = checkpoint, orbax, dict(made_of)
+        self._require_own_folder()
+        logging.getLogger("absl").addFilter(_not_of_orbax)
+        self.manager = self._opened()
+        self.begun: int | None = None
 
-    def _require_own_folder(self, made_of: Mapping[str, str]) -> None:
-        """Refuse a folder that holds anything but an earlier part of this very run; then mark it."""
-        folder, marker = self.checkpoint.folder, self.checkpoint.folder / _MARKER
+    def _require_own_folder(self) -> None:
+        """Refuse a folder that holds anything but an earlier part of this very run; mark a new one."""
+        folder = self.checkpoint.folder
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"checkpoint folder {folder} is a file; name a folder.")
-        inside = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-        if inside and not marker.exists():
+        inside = {path.name for path in folder.iterdir()} if folder.exists() else set()
+        others = sorted(inside - {_MARKER, _UNFINISHED_MARKER})
+        if others and _MARKER not in inside:
             raise ValueError(
-                f"checkpoint folder {folder} holds other things, such as {inside[0]}; name an empty one."
+                f"checkpoint folder {folder} holds other things, such as {others[0]}; name an empty one."
             )
-        begun = any(name.isdigit() for name in inside)
-        if begun:
-            self._require_same_run(json.loads(marker.read_text(encoding="utf-8")), made_of)
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"format": _FORMAT, "made_of": dict(made_of)}, indent=1)
-        _write(marker, text)
+        if any(name.isdigit() for name in others):
+            self._require_same_run()
+            return
+        try:
+            self._mark()
+        except OSError as error:
+            raise ValueError(
+                f"checkpoint folder {folder} cannot be written to: {error}; name another one."
+            ) from error
 
-    def _require_same_run(self, marker: dict[str, Any], made_of: Mapping[str, str]) -> None:
-        if marker.get("format") != _FORMAT:
+    def _mark(self) -> None:
+        """Say what the run is made of: all of it or nothing."""
+        folder = self.checkpoint.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"format": _FORMAT, "made_of": self.made_of}, indent=1)
+        with (folder / _UNFINISHED_MARKER).open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        (folder / _UNFINISHED_MARKER).replace(folder / _MARKER)
+
+    def _require_same_run(self) -> None:
+        folder = self.checkpoint.folder
+        try:
+            marker = json.loads((folder / _MARKER).read_text(encoding="utf-8"))
+            written, made_of = marker["format"], dict(marker["made_of"])
+        except (ValueError, TypeError, KeyError, OSError) as error:
             raise ValueError(
-                f"checkpoint folder {self.checkpoint.folder} has format {marker.get('format')}, this version "
-                f"reads {_FORMAT}; use the version that wrote it, or another folder."
+                f"checkpoint folder {folder} has an unreadable {_MARKER}, and cannot say which run it holds "
+                f"({error}); name another folder."
+            ) from error
+        if written != _FORMAT:
+            raise ValueError(
+                f"checkpoint folder {folder} has format {written}, this version reads {_FORMAT}; use the "
+                "version that wrote it, or another folder."
             )
-        changed = differences(marker["made_of"], made_of)
+        changed = differences(made_of, self.made_of)
         if changed:
             shown = "\n  ".join(changed[:5]) + (f"\n  and {len(changed) - 5} more" if changed[5:] else "")
-            unknown = not_compared(made_of)
+            unknown = not_compared(self.made_of)
             note = f"\nCould not be compared: {', '.join(unknown)}." if unknown else ""
             raise ValueError(
-                f"checkpoint folder {self.checkpoint.folder} holds another run; to begin anew, name another "
-                f"folder. What differs:\n  {shown}{note}"
+                f"checkpoint folder {folder} holds another run; to begin anew, name another folder. What "
+                f"differs:\n  {shown}{note}"
             )
 
+    def _opened(self) -> Any:
+        """Orbax's manager. It removes what an earlier one had begun to write; we, what it had to delete."""
+        self._delete()
+        options = self.orbax.CheckpointManagerOptions(
+            max_to_keep=self.checkpoint.keep,
+            create=True,
+            cleanup_tmp_directories=True,
+            todelete_subdir=_DELETED,
+        )
+        return self.orbax.CheckpointManager(self.checkpoint.folder, options=options)
+
+    def _delete(self) -> None:
+        shutil.rmtree(self.checkpoint.folder / _DELETED, ignore_errors=True)
+
     def latest(self, fresh: Any) -> Saved | None:
-        """The newest checkpoint, with the structure, the devices and the sharding of a fresh state."""
-        if self.last_saved is None:
-            return None
+        """The newest checkpoint that can be read, with the structure and the devices of a fresh state."""
+        unreadable: dict[int, Exception] = {}
+        for step in sorted(self.manager.all_steps(), reverse=True):
+            try:
+                saved = self._read(step, fresh)
+            except Exception as error:
+                unreadable[step] = error
+            else:
+                self._set_aside(unreadable, step)
+                self.begun = step
+                return saved
+        if unreadable:
+            step, error = next(iter(unreadable.items()))
+            raise ValueError(
+                f"checkpoint folder {self.checkpoint.folder} holds checkpoints of steps {list(unreadable)}, "
+                f"but none can be read; to begin anew, name another folder. Step {step}: {_brief(error)}"
+            ) from error
+        return None
+
+    def _read(self, step: int, fresh: Any) -> Saved:
         leaves, structure = jax.tree.flatten(fresh)
         template = {
             _leaf_name(i): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-            for i, leaf in enumerate(leaves)
+            for i, leaf in enumerate(map(_numbers, leaves))
         }
         arguments = self.orbax.args
         found: Any = self.manager.restore(
-            self.last_saved,
+            step,
             args=arguments.Composite(
                 state=arguments.StandardRestore(template),
                 history=arguments.StandardRestore(),
                 notes=arguments.JsonRestore(),
             ),
         )
-        restored = [_placed_like(leaf, found.state[_leaf_name(i)]) for i, leaf in enumerate(leaves)]
-        state = jax.tree.unflatten(structure, restored)
-        return Saved(state, {name: np.asarray(column) for name, column in found.history.items()}, found.notes)
+        history = {name: np.asarray(column) for name, column in found.history.items()}
+        if _checksum(found.state, history) != found.notes["checksum"]:
+            raise ValueError("its numbers are not those that were written.")
+        restored = [_like(leaf, found.state[_leaf_name(i)]) for i, leaf in enumerate(leaves)]
+        return Saved(jax.tree.unflatten(structure, restored), history, found.notes)
+
+    def _set_aside(self, unreadable: Mapping[int, Exception], step: int) -> None:
+        """Out of the way of checkpoints to come, but for a person to look at."""
+        folder = self.checkpoint.folder
+        for newer, error in unreadable.items():
+            aside = folder / f"{newer}.unreadable"
+            shutil.rmtree(aside, ignore_errors=True)
+            (folder / str(newer)).replace(aside)
+            warnings.warn(
+                f"the checkpoint of step {newer} in {folder} cannot be read and is now {aside.name}; the run "
+                f"goes on from step {step}. The reason: {_brief(error)}",
+                stacklevel=6,
+            )
+        if unreadable:
+            self.manager.reload()
+
+    def is_due(self, step: int) -> bool:
+        """Whether there is to be a checkpoint at this step."""
+        return step % self.checkpoint.every == 0
 
     def save(self, step: int, saved: Saved) -> None:
-        """Begin to write a checkpoint; what went wrong with the last one is reported, and the run goes on."""
-        if step == self.last_saved:
+        """Begin to write a checkpoint. What went wrong with it is reported later, and the run goes on."""
+        if step == self.begun:
             return
-        leaves = {_leaf_name(i): leaf for i, leaf in enumerate(jax.tree.leaves(saved.state))}
+        self._wait()
+        leaves = {_leaf_name(i): _numbers(leaf) for i, leaf in enumerate(jax.tree.leaves(saved.state))}
+        notes = saved.notes | {"checksum": _checksum(leaves, saved.history)}
         arguments = self.orbax.args
         with self._reporting():
             self.manager.save(
@@ -127,43 +210,80 @@ class Store:
                 args=arguments.Composite(
                     state=arguments.StandardSave(leaves),
                     history=arguments.StandardSave(saved.history),
-                    notes=arguments.JsonSave(saved.notes),
+                    notes=arguments.JsonSave(notes),
                 ),
                 force=True,
             )
-            self.last_saved = step
+            self.begun = step
 
-    def finish(self) -> None:
-        """Wait until all is written."""
-        with self._reporting():
-            self.manager.wait_until_finished()
+    def holds(self, step: int) -> bool:
+        """Whether there is a checkpoint of this step, when all is written."""
+        self._wait()
+        return step in self.manager.all_steps()
+
+    def close(self) -> None:
+        """Wait until all is written, and let go of the folder."""
+        self._wait()
         with self._reporting():
             self.manager.close()
+        logging.getLogger("absl").removeFilter(_not_of_orbax)
+
+    def _wait(self) -> None:
+        with self._reporting():
+            self.manager.wait_until_finished()
+        self._delete()
 
     @contextlib.contextmanager
-    def _reporting(self) -> Any:
+    def _reporting(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            self.last_saved = None
+            self.begun = None
+            # A manager that has failed forgets what to delete, and what it has written so far takes space.
+            with contextlib.suppress(Exception):
+                self.manager.close()
+            with contextlib.suppress(Exception):
+                self.manager = self._opened()
+                self._mark()
             warnings.warn(
-                f"a checkpoint could not be written to {self.checkpoint.folder}: {error}. The run goes on, "
+                f"a checkpoint could not be written to {self.checkpoint.folder}: {_brief(error)}. The run goes on, "
                 "earlier checkpoints stay; free some space, or stop with Ctrl-C to keep the state in hand.",
-                stacklevel=4,
+                stacklevel=7,
             )
 
 
-def _placed_like(fresh: jax.Array, restored: jax.Array) -> jax.Array:
+def _not_of_orbax(record: logging.LogRecord) -> bool:
+    """Whether a line of log is to be shown: what fails is told by our own warning, not by ten tracebacks."""
+    trace = record.exc_info[2] if record.exc_info else None
+    return not any("orbax" in frame.filename for frame in traceback.extract_tb(trace))
+
+
+def _brief(error: Exception) -> str:
+    """What went wrong, without the specification of all that might have."""
+    return str(error).split(" [tensorstore_spec")[0][:400]
+
+
+def _numbers(leaf: jax.Array) -> jax.Array:
+    """Random keys as the numbers that they are made of."""
+    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+
+
+def _like(fresh: jax.Array, restored: jax.Array) -> jax.Array:
     """An array that was free to move stays so: one that is tied to its device would be another program."""
-    return restored if fresh.committed else jnp.asarray(np.asarray(restored))
+    restored = restored if fresh.committed else jnp.asarray(np.asarray(restored))
+    if jnp.issubdtype(fresh.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(restored, impl=jax.random.key_impl(fresh))
+    return restored
+
+
+def _checksum(leaves: Mapping[str, Any], history: Mapping[str, Any]) -> int:
+    """Of all numbers; Orbax looks at whether they are there, not at what they are."""
+    found = 0
+    for part in (leaves, history):
+        for name in sorted(part):
+            found = zlib.crc32(np.ascontiguousarray(part[name]).tobytes(), found)
+    return found
 
 
 def _leaf_name(index: int) -> str:
     return f"leaf_{index:05d}"
-
-
-def _write(path: Path, text: str) -> None:
-    """All or nothing."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

@@ -221,11 +221,11 @@ def _beta_by_gamma(
 
 
 def _beta_by_normal(a: Numbers, b: Numbers, x: Numbers, y: Numbers) -> Pair:
-    """I_x(a, b) for large a and b: the chance of at least a successes in a + b − 1 trials."""
+    """I_x(a, b) for large a ≤ b: the chance of at least a successes in a + b − 1 trials."""
     successes, failures = a - 0.5, b - 0.5
     n = successes + failures
-    # Equal numbers, but the rarer outcome knows it with more digits.
-    gap = jnp.where(x < y, successes - n * x, n * y - failures)
+    # The same as n·y − failures, but a ≤ b: the rarer outcome knows it with more digits.
+    gap = successes - n * x
     deviance = _deviance(gap, successes, n * x) + _deviance(-gap, failures, n * y)
     curvature = successes * failures / n
     ratio = gap / (successes * y + failures * x)

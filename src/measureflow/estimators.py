@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any, Self, cast
+from typing import Any, TypeVar, cast
 
 import equinox as eqx
 import jax
@@ -20,6 +20,8 @@ from measureflow.models import Network
 from measureflow.predictive import Mixture, Predictive
 from measureflow.pytrees import dimension
 from measureflow.recipe import METHODS, Ensembles, Recipe, Table, Trainer, batch_size_for, steps_for
+from measureflow.saving.container import PathLike
+from measureflow.saving.documents import save
 from measureflow.validation import positive_number, require_count
 
 # In units of the targets' standard deviation: noise below this is not believed.
@@ -32,6 +34,8 @@ _NOISE = {
 _COUNTS = {"poisson": likelihoods.Poisson, "negative_binomial": likelihoods.NegativeBinomial}
 # Standardised inputs stay finite numbers in single precision.
 _FARTHEST = 1e6
+
+Own = TypeVar("Own", bound="AbstractEnsemble")
 
 
 class AbstractEnsemble(BaseEstimator, abc.ABC):
@@ -80,7 +84,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         self.random_state = random_state
         self.verbose = verbose
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self: Own, X: Any, y: Any, sample_weight: Any = None) -> Own:
         """Learn from rows X and targets y. A row of weight k counts as k equal rows."""
         table = self._prepare(X, y, sample_weight)
         self._learn([self], [table])
@@ -152,8 +156,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         network = Network.mlp(self.n_features_in_, hidden, outputs, self.activation)
         self.network_ = network.with_constants(constants) if constants else network
 
-    def _recipe(self, rows: int) -> Recipe:
-        parameters = dimension(jax.eval_shape(self.network_.init, jax.random.key(0)))
+    def _recipe(self, rows: int, parameters: int) -> Recipe:
         return Recipe(
             method=self.method,
             particles=self.particles,
@@ -176,8 +179,9 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         initial = None
         if self._goes_on():
             initial = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], self.particles_)
-        recipe = self._recipe(max(len(table.weights) for table in tables))
-        trainer = Trainer(self.network_, self.likelihood_, self.network_.prior(), recipe, self.verbose > 0)
+        prior = self.network_.prior()
+        recipe = self._recipe(max(len(table.weights) for table in tables), dimension(prior.mean))
+        trainer = Trainer(self.network_, self.likelihood_, prior, recipe, self.verbose > 0)
         ensembles = trainer.fit(tables, key, initial=initial, validation=validation)
         for index, estimator in enumerate(estimators):
             estimator._take(ensembles, index)
@@ -219,6 +223,10 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         """p(y | x) for every row: the mixture over particles, a NumPyro distribution in single precision."""
         rows = self._rows(X)
         return self._predictive(*self._units())(rows)
+
+    def save(self, path: PathLike, *, force: bool = False) -> None:
+        """Write the fitted estimator to one file, for `mf.load`: see `mf.save`."""
+        save(self, path, force=force)
 
 
 class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
@@ -365,7 +373,8 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class."""
-        return self.classes_[np.argmax(self.predict_proba(X), axis=1)]
+        probabilities = self.predict_proba(X)
+        return self.classes_[np.argmax(probabilities, axis=1)]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of every class, in the order of `classes_`."""
@@ -499,7 +508,7 @@ def _rows_of(table: Any, rows: np.ndarray) -> Any:
 
 def _moments(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Weighted mean and standard deviation of every column; 1 for one that does not vary."""
-    mean = np.average(values, axis=0, weights=weights)
+    mean = np.asarray(np.average(values, axis=0, weights=weights))
     deviation = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weights))
     # Rounding leaves a constant column a little deviation.
     varies = deviation > 1e-12 * np.abs(mean)

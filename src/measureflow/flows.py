@@ -237,7 +237,12 @@ class WassersteinFlow(AbstractFlow):
 
     def finite(self, state: ParticleState) -> Bool[Array, " n"]:
         leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(state.particles)]
-        return functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(leaf), axis=1) for leaf in leaves])
+        finite = functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(leaf), axis=1) for leaf in leaves])
+        if self.preconditioner is not None:
+            # One that has overflowed is 0 for ever: all particles would stand still, and be finite.
+            known = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.memory)]
+            finite = functools.reduce(jnp.logical_and, known, finite)
+        return finite
 
     def rearranged(self, state: ParticleState, sources: Int[Array, " n"]) -> ParticleState:
         # An optimiser remembers something of every particle, a preconditioner of all together.

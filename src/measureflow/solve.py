@@ -28,6 +28,8 @@ from measureflow.measures import AbstractMeasure
 from measureflow.parametric import ParametricState
 from measureflow.problem import Problem
 from measureflow.pytrees import particle_count
+from measureflow.saving.container import PathLike
+from measureflow.saving.documents import save
 from measureflow.signals import Signals
 from measureflow.validation import require_count, typed_key
 
@@ -69,6 +71,10 @@ class Solution:
     history: History
     state: Any
     restarts: tuple["Restart", ...] = ()
+
+    def save(self, path: PathLike, *, force: bool = False) -> None:
+        """Write it to one file, for `mf.load`: see `mf.save`."""
+        save(self, path, force=force)
 
 
 class RunError(RuntimeError):
@@ -179,15 +185,18 @@ class _Log:
         columns = {name: np.asarray(column)[:records] for name, column in table.items()}
         for row in range(records):
             step = int(columns["step"][row])
-            seen = self.rows and self.rows[-1]["step"] == step
-            if not seen and (always or step % self.record_every == 0):
+            if not self.reaches(step) and (always or step % self.record_every == 0):
                 self.rows.append({name: column[row] for name, column in columns.items()})
 
-    def resume(self, columns: dict[str, np.ndarray], *, goes_on: bool) -> None:
-        """The rows of an earlier part of the run. Its last one was kept because it was the last."""
+    def resume(self, columns: dict[str, np.ndarray], step: int, *, goes_on: bool) -> None:
+        """The rows of an earlier part of the run, up to `step`. If it goes on, one at `step` was made because
+        the run ended there: if its turn has come, it will be made again."""
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        on_time = [i == 0 or int(row["step"]) % self.record_every == 0 for i, row in enumerate(rows)]
-        self.rows = [row for row, kept in zip(rows, on_time, strict=True) if kept or not goes_on]
+        self.rows = rows[:1] + [row for row in rows[1:] if not goes_on or int(row["step"]) < step]
+
+    def reaches(self, step: int) -> bool:
+        """Whether there is a row of this step."""
+        return bool(self.rows) and int(self.rows[-1]["step"]) == step
 
     def history(self) -> History:
         names = ["step", *(name for name in self.rows[0] if name != "step")] if self.rows else []
@@ -268,7 +277,11 @@ def solve(
         )
         store = Store(checkpoint, made_of)
     run = _Run(problem, flow, key, source, on_divergence, store)
-    return run.from_state(state, steps, record_every, progress)
+    try:
+        return run.from_state(state, steps, record_every, progress)
+    finally:
+        if store is not None:
+            store.close()
 
 
 class _Run:
@@ -307,18 +320,17 @@ class _Run:
             tqdm(total=steps, initial=int(state.step) - first, unit="step", disable=not progress) as bar,
             Signals() as signals,
         ):
-            try:
-                while int(state.step) < end:
-                    state = self._next(state, end, bar)
-                    if self.store is not None and int(state.step) % self.store.checkpoint.every == 0:
-                        self._save(state)
-                    if signals.caught is not None and int(state.step) < end:
-                        raise self._interrupted(state, signals.caught, end)
+            while int(state.step) < end and signals.caught is None:
+                state = self._next(state, end, bar)
+                if self.store is not None and self.store.is_due(int(state.step)) and int(state.step) < end:
+                    self._save(state)
+            if int(state.step) == end and not self.log.reaches(end):
                 self._record(state)
-                self._save(state)
-            finally:
-                if self.store is not None:
-                    self.store.finish()
+            self._save(state)
+            # Here, so that a signal does not cut the writing off.
+            is_saved = self.store is not None and self.store.holds(int(state.step))
+        if signals.caught is not None:
+            raise self._interrupted(state, signals.caught, end, is_saved)
         return self._solution(state)
 
     def _next(self, state: Any, end: int, bar: Any) -> Any:
@@ -363,18 +375,19 @@ class _Run:
                 f"the run in {folder} is at step {step}, beyond steps={end - first}; steps may only grow."
             )
         self.log = _Log(saved.notes["record_every"])
-        self.log.resume(saved.history, goes_on=step < end)
+        self.log.resume(saved.history, step, goes_on=step < end)
         self.restarts = [
             Restart(r["step"], tuple(r["lost"]), tuple(r["copied"])) for r in saved.notes["restarts"]
         ]
         self.source.skip(step - first, saved.notes["source"])
+        if step == end and not self.log.reaches(end):
+            self._with_batches(saved.state, 1)
         done = "finished" if step == end else f"resuming at step {step} of {end}"
         sys.stderr.write(f"measureflow: {folder}: {done}\n")
         return saved.state
 
-    def _interrupted(self, state: Any, signal_name: str, end: int) -> Interrupted:
-        self._save(state)
-        where = "" if self.store is None else f" It is saved in {self.store.checkpoint.folder}."
+    def _interrupted(self, state: Any, signal_name: str, end: int, is_saved: bool) -> Interrupted:
+        where = f" It is saved in {self.store.checkpoint.folder}." if self.store and is_saved else ""
         return Interrupted(
             f"{signal_name} at step {int(state.step)} of {end}: the exception's `solution` is the run so "
             f"far, to continue from.{where}",
@@ -402,11 +415,17 @@ class _Run:
         if not np.all(_finite(self.flow, state)):
             raise ValueError("initial holds numbers that are not finite; check it for NaN and infinities.")
         loss = self.log.rows[0]["loss"]
-        if not np.isfinite(loss):
+        if not np.isfinite(loss) and not self._can_restart(state):
             raise ValueError(
                 f"loss is {loss} at `initial` (its mean over particles), step {int(state.step)}; check the "
                 "loss, the data and `initial` for NaN, infinities and logarithms of zero."
             )
+
+    def _can_restart(self, state: Any) -> bool:
+        if self.on_divergence != "restart":
+            return False
+        losses = _losses(self.problem, state, self.source.take(int(state.step), 0), self.key)
+        return bool(np.any(np.isfinite(losses)))
 
     def _diverged(self, state: Any, batches: AbstractBatches, steps: int) -> Any:
         """The last finite state, lost particles restarted, or an error. The run is deterministic, so the step
@@ -433,9 +452,11 @@ class _Run:
         )
 
     def _restarted(self, last: Any, batches: AbstractBatches, lost: np.ndarray, step: int) -> Any:
-        losses = np.array(_losses(self.problem, last, batches, self.key))
-        losses[lost] = np.inf
-        best = np.argsort(losses, kind="stable")[: len(losses) - len(lost)]
+        losses = np.asarray(_losses(self.problem, last, batches, self.key))
+        left = np.setdiff1d(np.arange(len(losses)), lost)
+        known = left[np.isfinite(losses[left])]
+        left = known if len(known) else left
+        best = left[np.argsort(losses[left], kind="stable")]
         sources = np.arange(len(losses))
         sources[lost] = best[np.arange(len(lost)) % len(best)]
         copied = tuple(sources[lost].tolist())
