@@ -463,7 +463,7 @@ def require_words(message, path):
 def require_sound(thing):
     """It can be used: what is promised of its shapes holds."""
     if isinstance(thing, EnsembleRegressor | EnsembleClassifier):
-        thing = thing._predictive(*thing._units())
+        thing = thing._predictive()
     if isinstance(thing, mf.Predictive):
         theta = jax.eval_shape(thing.network.init, jax.random.key(0))
         layers = theta["network"] if isinstance(theta, dict) else theta

@@ -6,19 +6,21 @@ import pytest
 from jaxtyping import install_import_hook
 
 with install_import_hook("measureflow", "beartype.beartype"):
-    from measureflow import estimators, recipe  # noqa: F401
+    from measureflow import estimators, predictive, recipe  # noqa: F401
 
 _EFFORT = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+def _with_little_effort(program, **settings):
+    return eqx.filter_jit(program.__wrapped__, compiler_options=_EFFORT, **settings)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def quickly_compiled():
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_start", "_members", "_log_densities"):
-            program = eqx.filter_jit(getattr(recipe, name).__wrapped__, compiler_options=_EFFORT)
-            patch.setattr(recipe, name, program)
-        program = eqx.filter_jit(
-            recipe._advance.__wrapped__, donate="all-except-first", compiler_options=_EFFORT
-        )
-        patch.setattr(recipe, "_advance", program)
+            patch.setattr(recipe, name, _with_little_effort(getattr(recipe, name)))
+        patch.setattr(recipe, "_advance", _with_little_effort(recipe._advance, donate="all-except-first"))
+        for name in ("_compiled_outputs", "_compiled_map"):
+            patch.setattr(predictive, name, _with_little_effort(getattr(predictive, name)))
         yield

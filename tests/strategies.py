@@ -210,6 +210,6 @@ def normals(draw, rows=3, n=4):
 
 @st.composite
 def regression_data(draw, rows):
-    """(X, y, w): X of FEATURES columns, and weights 1, 2, 3, 1, … in some order, so that their sum is fixed."""
+    """(X, y, w): X of FEATURES columns, and weights 1, 2, 3, 1, … in some order."""
     weights = draw(st.permutations([1 + k % 3 for k in range(rows)]))
     return draw(arrays((rows, FEATURES))), draw(arrays((rows,))), np.array(weights, np.float32)

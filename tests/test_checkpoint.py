@@ -38,14 +38,20 @@ DATA = (X, X @ jnp.array([1.0, -2.0]) + 0.5)
 STEPS, EVERY = 300, 50
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quickly_compiled():
+@contextlib.contextmanager
+def little_effort():
     """These programs are small and run briefly: most of their time would be the compiler's."""
     effort = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_chunk", "_finite", "_losses"):
             program = eqx.filter_jit(getattr(solving, name).__wrapped__, compiler_options=effort)
             patch.setattr(solving, name, program)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quickly_compiled():
+    with little_effort():
         yield
 
 
@@ -525,7 +531,7 @@ def test_a_signal_saves_and_stops_with_the_solution_in_hand(number, tmp_path, st
 
 
 def test_a_signal_from_outside_is_noticed():
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     with at_step(1, timer.start), pytest.raises(mf.Interrupted, match="SIGINT at step") as caught:
         solve(steps=10**9, record_every=10**6)
     assert "saved" not in str(caught.value)
@@ -760,13 +766,21 @@ def test_restart_is_for_particles():
 # --- what disks and people do
 
 
+def large():
+    """400 kB of particles."""
+    prior = mf.Gaussian(jnp.zeros(20_000), 1.0)
+    problem = mf.deep_langevin_ensemble(square, prior, kl=0.1)
+    return problem, mf.WassersteinFlow(1e-2), prior.sample(KEY, 5)
+
+
+def square(theta):
+    return jnp.sum(theta**2)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax's, when it fails
 def test_a_full_disk_is_reported_and_the_run_goes_on(tmp_path, monkeypatch):
     """Files may not grow beyond 100 kB for a while; a checkpoint needs more."""
-    prior = mf.Gaussian(jnp.zeros(20_000), 1.0)
-    problem = mf.deep_langevin_ensemble(lambda theta: jnp.sum(theta**2), prior, kl=0.1)
-    arguments = (problem, mf.WassersteinFlow(1e-2), prior.sample(KEY, 5), 60)
-    options = {"data": None, "batch_size": None, "record_every": 3}
+    arguments, options = (*large(), 60), {"data": None, "batch_size": None}
     monkeypatch.setattr(solving, "_SECONDS", 0.0)
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -847,16 +861,13 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(name, copied, stra
     assert_identical(solve(folder=copied), straight)
 
 
-def test_a_changed_number_is_noticed(tmp_path, straight):
+def test_a_changed_number_is_noticed(tmp_path):
     """In a file that is complete: large arrays have no checksum of their own."""
-    prior = mf.Gaussian(jnp.zeros(5_000), 1.0)
-    problem = mf.deep_langevin_ensemble(lambda theta: jnp.sum(theta**2), prior, kl=0.1)
-    arguments = (problem, mf.WassersteinFlow(1e-2), prior.sample(KEY, 2), 20)
     options = {"data": None, "batch_size": None, "folder": tmp_path / "run", "every": 10}
-    expected = solve(*arguments, **options)
+    expected = solve(*large(), 20, **options)
     flip(max(files_of(tmp_path / "run" / "20"), key=lambda path: path.stat().st_size))
     with pytest.warns(UserWarning, match="not those that were written"):
-        assert_identical(solve(*arguments, **options), expected)
+        assert_identical(solve(*large(), 20, **options), expected)
 
 
 def test_no_readable_checkpoint_is_an_error_that_touches_nothing(copied):
@@ -956,6 +967,7 @@ def sharded(devices=4):
     return jax.device_put(START, NamedSharding(mesh, PartitionSpec("particles")))
 
 
+@little_effort()
 def processes():
     """In a process with four devices: finish a run of another one, and begin one for it."""
     work = Path(sys.argv[1])
@@ -1009,12 +1021,13 @@ def test_a_run_moves_between_numbers_of_devices(tmp_path, straight):
     assert json.loads((tmp_path / "parts.json").read_text()) == fingerprint(**tricky())
 
 
-def test_killed_runs_end_as_if_nobody_had_killed_them(capsys):
+def test_killed_runs_end_as_if_nobody_had_killed_them(monkeypatch):
     path = Path(__file__).parents[1] / "benchmarks" / "torture.py"
     spec = importlib.util.spec_from_file_location("torture", path)
     torture = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(torture)
-    runs = torture.torture(kills=3, minutes=2, seed=0, steps=15_000)
+    monkeypatch.setattr(torture, "LONGEST_PROGRESS", 0.5)
+    runs = torture.torture(kills=3, minutes=2, seed=0, steps=10_000)
     assert sum(run["kills"] for run in runs) == 3
     for run in runs:
         assert run["unreadable"] == 0

@@ -480,7 +480,7 @@ def test_probabilities_are_the_mean_over_particles():
         ({"method": "SVGD"}, "method must be one of DRLE, DRE, DLE, DE, FD-GVI, got 'SVGD'"),
         ({"likelihood": "cauchy"}, "likelihood must be one of .* got 'cauchy'"),
         ({"particles": 0}, "particles must be at least 1, got 0"),
-        ({"hidden": 50}, r"hidden must be a sequence .* got 50; pass hidden=\(50,\)"),
+        ({"hidden": 50}, "hidden"),
         ({"activation": "step"}, "activation is unknown, got 'step'"),
         ({"mmd": -1.0}, "mmd must be > 0"),
         ({"step_size": 0.0}, "step_size must be > 0"),

@@ -873,6 +873,88 @@ def test_arrays_are_used_once_and_all(path):
     refused("not in the file", d={"jax": "tree.d"})
 
 
+def of_document(change):
+    """A file with another text for its document."""
+
+    def changed(document, header, data):
+        text = json.dumps(document)
+        assert change(text) != text
+        return sealed(change(text), header, data)
+
+    return changed
+
+
+def of_array(**changes):
+    """A file with another description of its first array."""
+
+    def changed(document, header, data):
+        header["tree.a"].update(changes)
+        return sealed(document, header, data)
+
+    return changed
+
+
+def of_header(change):
+    """A file with another text for its header."""
+
+    def changed(document, header, data):
+        whole = sealed(document, header, data)
+        text = whole[8 : len(whole) - len(data)].decode()
+        assert change(text) != text
+        return fuzz_files.with_header(change(text), data)
+
+    return changed
+
+
+TWICE = '"tree.a": {"dtype": "I64", "shape": [2], "data_offsets": [0, 16]}, "tree.b"'
+CONTAINERS = {
+    "overlap": (of_array(data_offsets=[16, 32]), "'tree.a' does not begin where"),
+    "gap": (of_array(data_offsets=[8, 24]), "does not begin where|'tree.b'"),
+    "too small": (of_array(shape=[3]), r"'tree.a' has another size than its shape \[3\]"),
+    "too large": (of_array(shape=[1]), r"'tree.a' has another size than its shape \[1\]"),
+    "many axes": (of_array(shape=[2] + [1] * 40), "shape or a place that is none"),
+    "negative": (of_array(shape=[-2]), "shape or a place that is none"),
+    "truth": (of_array(shape=[True]), "shape or a place that is none"),
+    "empty, but huge": (of_array(shape=[0, 2**62], data_offsets=[0, 0]), "too large"),
+    "dtype": (of_array(dtype="C64"), "dtype"),
+    "field": (of_array(more=1), "not described by"),
+    "data": (lambda document, header, data: sealed(document, header, data + b"x"), "33 bytes, not the 32"),
+    "array twice": (of_header(lambda text: text.replace('"tree.b"', TWICE)), "comes twice"),
+    "field twice": (
+        of_document(lambda text: text.replace('"kind":', '"kind": "Flat", "kind":')),
+        "comes twice",
+    ),
+    "NaN": (of_document(lambda text: text.replace("0.5", "NaN")), "JSON holds NaN"),
+    "infinite": (of_document(lambda text: text.replace("0.5", "1e999")), "too large"),
+    "digits": (of_document(lambda text: text.replace("0.5", "9" * 5000)), "cannot be read"),
+    "deep": (
+        of_document(lambda text: text.replace("0.5", '{"list":[' * 150 + "1" + "]}" * 150)),
+        "too deeply",
+    ),
+    "deeper": (of_document(lambda text: text.replace("0.5", "[" * 10**5 + "]" * 10**5)), "too deeply"),
+    "wide text": (
+        of_document(lambda text: text.replace("0.5", '{"strings": ["a"], "dtype": "<U99999999"}')),
+        "not theirs",
+    ),
+    "narrow text": (
+        of_document(lambda text: text.replace("0.5", '{"strings": ["ab"], "dtype": "<U1"}')),
+        "not theirs",
+    ),
+    "more": (of_document(lambda text: text.replace('"kind":', '"more": 1, "kind":')), "has not the parts"),
+    "UTF-16": (of_header(lambda text: "\ufeff" + text), "header cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_what_makes_no_file(name, path):
+    """Every check by itself, the check sums being right."""
+    change, word = CONTAINERS[name]
+    save({"a": np.arange(2), "b": np.arange(2), "c": 0.5}, path)
+    path.write_bytes(change(*parts(path.read_bytes())))
+    with pytest.raises(FileFormatError, match=word):
+        load(path)
+
+
 def test_truth_values_are_0_or_1(path):
     save([np.array([True, False])], path)
     document, header, _ = parts(path.read_bytes())

@@ -239,16 +239,18 @@ class Store:
             yield
         except Exception as error:
             self.begun = None
+            folder = self.checkpoint.folder
             # A manager that has failed forgets what to delete, and what it has written so far takes space.
             with contextlib.suppress(Exception):
                 self.manager.close()
             with contextlib.suppress(Exception):
                 self.manager = self._opened()
-                self._mark()
+                if not (folder / _MARKER).exists():
+                    self._mark()
             warnings.warn(
-                f"a checkpoint could not be written to {self.checkpoint.folder}: {_brief(error)}. The run goes on, "
-                "earlier checkpoints stay; free some space, or stop with Ctrl-C to keep the state in hand.",
-                stacklevel=7,
+                f"a checkpoint could not be written to {folder}: {_brief(error)}. The run goes on, earlier "
+                "checkpoints stay; free some space, or stop with Ctrl-C to keep the state in hand.",
+                stacklevel=8,
             )
 
 

@@ -60,8 +60,7 @@ def not_compared(found: Mapping[str, str]) -> list[str]:
 def _described(part: Any, path: str, above: tuple[int, ...], code: dict[int, Any]) -> dict[str, str]:
     if isinstance(part, _Plain):
         # 500 and 500.0 are one number: Optax's cosine schedule turns its own from one into the other.
-        is_whole = isinstance(part, float) and part.is_integer()
-        return {path: repr(int(part) if is_whole else part)}
+        return {path: repr(int(part) if isinstance(part, float) and part.is_integer() else part)}
     if isinstance(part, np.ndarray | np.generic | jax.Array):
         return {path: _array(part)}
     if id(part) in above:

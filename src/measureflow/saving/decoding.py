@@ -154,7 +154,7 @@ class Decoder:
         return self._arrays[name]
 
     def _require_shape(self, array: Any, where: str, template: Any) -> None:
-        if template is not ANY and np.shape(template) != array.shape:
+        if template is not ANY and tuple(getattr(template, "shape", ())) != array.shape:
             raise self._unlike(where, f"an array of shape {array.shape}", _shown(template))
 
     def _jax(self, node: dict[str, Any], where: str, template: Any) -> jax.Array:
@@ -224,7 +224,7 @@ class Decoder:
         if list(named) != list(nodes):
             raise self._unlike(where, f"a pytree of {brief(list(nodes))}", f"one of {brief(list(named))}")
         values = [self.value(nodes[path], below(where, path), leaf) for path, leaf in named.items()]
-        return jax.tree.unflatten(structure, values)
+        return self._made(where, jax.tree.unflatten, {"treedef": structure, "leaves": values})
 
     def _code(self, node: dict[str, Any], where: str, template: Any) -> Any:
         name = node["import"]
@@ -235,7 +235,7 @@ class Decoder:
         if module not in self._trust:
             raise self.error(
                 f"{where} is code, named {brief(name)}, and a file's code is not run",
-                f"pass {argument}, or trust=({module!r},) if you know that module.",
+                f"pass {argument}, or trust=({brief(module)},) if you know that module.",
             )
         found: Any = self._made(where, importlib.import_module, {"name": module})
         for part in path.split("."):
