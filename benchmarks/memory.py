@@ -38,7 +38,7 @@ def loss(theta, batch=0.0):
 
 
 def measured(steps, **options):
-    """(megabytes at a tenth, megabytes at the end, seconds) of a run."""
+    """(megabytes at a tenth, megabytes at the end, seconds, records) of a run."""
     seen, after_steps = {}, _Run._next
 
     def watched(run, state, end, bar):

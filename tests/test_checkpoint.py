@@ -208,6 +208,29 @@ def test_steps_may_grow(steps, tmp_path, straight):
         solve(steps=steps, folder=tmp_path / "run")
 
 
+def test_records_go_on_as_they_began(tmp_path):
+    """How often, if it was not said, is decided by the first call."""
+    solve(steps=100, record_every=None, folder=tmp_path / "run")
+    longer = solve(steps=2000, record_every=None, folder=tmp_path / "run", every=1000)
+    assert set(np.diff(longer.history.step)) == {1}
+
+
+TRACED = []
+
+
+def traced_loss(theta, batch):
+    TRACED.append(0)
+    return regression_loss(theta, batch)
+
+
+def test_resuming_compiles_nothing(tmp_path):
+    problem, traced = mf.deep_ensemble(traced_loss), []
+    for steps in (60, 130):
+        solve(problem, mf.WassersteinFlow(1e-2), steps=steps, folder=tmp_path / "run")
+        traced.append(len(TRACED))
+    assert traced[0] == traced[1] > 0
+
+
 def test_a_run_may_end_where_an_unfinished_one_has_come_to(tmp_path):
     cut_off(lambda: solve(folder=tmp_path / "run"))
     assert_identical(solve(steps=150, folder=tmp_path / "run"), solve(steps=150))

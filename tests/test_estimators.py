@@ -72,10 +72,6 @@ def regressor(**settings):
     return EnsembleRegressor(**(QUICK | settings))
 
 
-def classifier(**settings):
-    return EnsembleClassifier(**(QUICK | settings))
-
-
 def shell(**settings):
     return EnsembleRegressor(**(SHELL | {"random_state": 0} | settings))
 
@@ -143,7 +139,7 @@ def test_the_spread_widens_about_the_mean(fitted):
 
 
 def test_an_ensemble_of_one_is_its_member():
-    alone = regressor(particles=1).fit(X, Y)
+    alone = shell(method="DRLE", particles=1).fit(X, Y)
     (member,) = outputs(alone, TEST_X)
     mean, deviation = alone.predict(TEST_X, return_std=True)
     assert_close(mean, Y.mean() + Y.std() * member[:, 0], 1e-6)
@@ -176,18 +172,22 @@ def test_methods_learn(method):
         assert metrics.negative_log_likelihood(law, TEST_Y) < constant - 0.5
     assert jax.tree.leaves(estimator.particles_)[0].shape[0] == QUICK["particles"]
     assert np.all(np.asarray(law.epistemic_variance) > 0)
+    assert estimator.set_params(warm_start=True).fit(X, Y).score(TEST_X, TEST_Y) > 0.6, "it can go on"
 
 
 def test_the_prior_weight_and_the_spread_are_chosen_where_there_are_rows():
     many = np.random.default_rng(0).normal(size=(60, 2))
     noise = 0.3 * np.random.default_rng(1).normal(size=60)
-    estimator = shell(prior_weight=None, method="DLE").fit(many, many[:, 0] + noise)
-    candidates = [tuple(candidate) for candidate in recipe.CANDIDATES[True]]
+    estimator = shell(prior_weight=None).fit(many, many[:, 0] + noise)
+    candidates = [tuple(candidate) for candidate in recipe.CANDIDATES[False]]
     assert list(estimator.validation_scores_) == candidates
-    assert estimator.prior_weight_ in [weight for weight, _ in candidates]
+    chosen = (estimator.prior_weight_, estimator.n_iter_ / SHELL["steps"])
+    assert chosen in candidates
     assert estimator.spread_ in recipe.SPREADS
+    best = max(estimator.validation_scores_.values())
+    assert estimator.validation_scores_[chosen] > best - 0.5
     # A Gaussian that knew the noise would reach −½ log 2πe + log(deviation of y/0.3).
-    assert max(estimator.validation_scores_.values()) > -1.419 + np.log(1 / 0.3) - 0.4
+    assert best > -1.419 + np.log(1 / 0.3) - 0.4
 
 
 # Sample weights
@@ -203,18 +203,13 @@ def pair_of_targets():
 def replicated(rows, weights):
     """Predictive means and deviations at a few points, of 16 independent fits, in one program."""
     x, y, _ = pair_of_targets()
-    everything = np.arange(len(x))
-    found = cross_validate(
-        shell(method="DLE", likelihood="homoscedastic", prior_weight=0.1, particles=10, batch_size=8),
-        x,
-        y,
-        cv=[(rows, everything)] * 16,
-        sample_weight=weights,
-        return_estimator=True,
-    )
+    settings = {"method": "DLE", "likelihood": "homoscedastic", "prior_weight": 0.1, "particles": 10}
+    fits = [shell(**settings, batch_size=8) for _ in range(16)]
+    tables = [one._prepare(x[rows], y[rows], weights) for one in fits]
+    fits[0]._learn(fits, tables)
     points = np.linspace(-1, 1, 5)[:, None]
-    predictions = [np.concatenate(one.predict(points, return_std=True)) for one in found["estimator"]]
-    return found["estimator"][0], *monte_carlo(predictions)
+    predictions = [np.concatenate(one.predict(points, return_std=True)) for one in fits]
+    return fits[0], *monte_carlo(predictions)
 
 
 def test_a_row_of_weight_k_is_k_rows():
@@ -372,7 +367,7 @@ def test_data_frames(fitted):
 
 def test_several_targets():
     two = np.column_stack([Y, 100 - 50 * X[:, 0]])
-    estimator = regressor().fit(X, two)
+    estimator = shell().fit(X, two)
     mean, deviation = estimator.predict(TEST_X, return_std=True)
     low, high = estimator.predict_interval(TEST_X)
     assert mean.shape == deviation.shape == low.shape == high.shape == (300, 2)
@@ -384,7 +379,7 @@ def test_several_targets():
     assert np.all((low < mean) & (mean < high))
     of_particles = outputs(estimator, TEST_X)
     assert_close(mean, two.mean(axis=0) + two.std(axis=0) * of_particles[..., :2].mean(axis=0), 1e-5)
-    assert estimator.score(X, two) > 0.7
+    assert estimator.score(X, two) > 0.5
 
 
 def test_one_column_in_one_column_out():
@@ -397,12 +392,13 @@ def test_one_column_in_one_column_out():
 
 
 def test_homoscedastic_noise_is_the_same_everywhere():
-    estimator = shell(likelihood="homoscedastic").fit(X, Y)
+    """Also of several targets, each of which has its own."""
+    two = np.column_stack([Y, X[:, 0] + 1])
+    estimator = shell(likelihood="homoscedastic").fit(X, two)
     noise = np.asarray(estimator.predict_dist(TEST_X).aleatoric_variance)
-    assert_close(noise, np.full(300, noise[0]), 1e-5)
-    assert estimator.score(X, Y) > 0.5
-    two = shell(likelihood="homoscedastic").fit(X, np.column_stack([Y, Y]))
-    assert two.predict(X).shape == (40, 2)
+    assert_close(noise, np.tile(noise[0], (300, 1)), 1e-5)
+    assert noise[0, 0] > 4 * noise[0, 1], "the second target is the line that the network can be"
+    assert estimator.score(X, two) > 0.5
 
 
 def test_heteroscedastic_noise_depends_on_the_input():
@@ -418,7 +414,7 @@ def test_student_tails_resist_outliers():
     y[::10] += 10.0
     line = np.linspace(-1, 1, 9)[:, None]
     errors = {
-        likelihood: np.abs(shell(likelihood=likelihood, steps=2_000).fit(x, y).predict(line) - line[:, 0])
+        likelihood: np.abs(shell(likelihood=likelihood).fit(x, y).predict(line) - line[:, 0])
         for likelihood in ("student_t", "homoscedastic")
     }
     assert np.max(errors["student_t"]) < 0.3
@@ -427,11 +423,11 @@ def test_student_tails_resist_outliers():
 
 @pytest.mark.parametrize("likelihood", ["poisson", "negative_binomial"])
 def test_counts(likelihood):
-    group = np.repeat([0.0, 1.0], 50)
+    group = np.repeat([0.0, 1.0], 20)
     y = np.random.default_rng(0).poisson(np.where(group == 1, 200.0, 20.0))
     estimator = shell(likelihood=likelihood).fit(group[:, None], y)
     mean, deviation = estimator.predict([[0.0], [1.0]], return_std=True)
-    truth = np.array([y[:50].mean(), y[50:].mean()])
+    truth = np.array([y[:20].mean(), y[20:].mean()])
     assert_close(mean / truth, np.ones(2), 0.05)
     assert np.all(deviation > 0.9 * np.sqrt(truth))
     low, high = estimator.predict_interval([[0.0], [1.0]])
@@ -444,7 +440,7 @@ def test_counts(likelihood):
 
 def test_labels_of_any_kind():
     inputs, numbers = X, (Y > 0).astype(int) + (Y > 1)
-    plain = classifier(**SHELL).fit(inputs, numbers)
+    plain = EnsembleClassifier(**SHELL, random_state=0).fit(inputs, numbers)
     assert plain.score(inputs, numbers) > 0.7
     assert_close(plain.predict_proba(TEST_X).sum(axis=1), np.ones(300), 1e-12)
     kinds = [
@@ -453,18 +449,18 @@ def test_labels_of_any_kind():
         np.array(["no", "perhaps", "yes"], dtype=object),
     ]
     for names in kinds:
-        estimator = classifier(**SHELL).fit(inputs, names[numbers])
+        estimator = EnsembleClassifier(**SHELL, random_state=0).fit(inputs, names[numbers])
         assert estimator.classes_.tolist() == names.tolist()
         assert np.all(estimator.predict_proba(TEST_X) == plain.predict_proba(TEST_X))
         assert np.all(estimator.predict(TEST_X) == names[plain.predict(TEST_X)])
-    truth = classifier(**SHELL).fit(inputs, Y > 0)
+    truth = EnsembleClassifier(**SHELL, random_state=0).fit(inputs, Y > 0)
     assert truth.predict(inputs).dtype == bool
     assert truth.classes_.tolist() == [False, True]
     assert truth.score(inputs, Y > 0) > 0.7
 
 
 def test_probabilities_are_the_mean_over_particles():
-    estimator = classifier(**SHELL).fit(X, Y > 0)
+    estimator = EnsembleClassifier(**SHELL, random_state=0).fit(X, Y > 0)
     logits = outputs(estimator, TEST_X)
     members = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
     assert_close(estimator.predict_proba(TEST_X), members.mean(axis=0), 1e-5)
@@ -534,10 +530,9 @@ def test_the_same_random_state_gives_the_same_bits(fitted):
 
 
 def test_pickles_predict_the_same_bits(fitted):
-    classes = classifier(**SHELL).fit(X, np.where(Y > 0, "yes", "no"))
+    classes = EnsembleClassifier(**SHELL, random_state=0).fit(X, np.where(Y > 0, "yes", "no"))
     counts = shell(likelihood="negative_binomial").fit(X, np.round(10 + 5 * Y).clip(0))
-    student = shell(likelihood="student_t").fit(X, Y)
-    for estimator in (fitted, classes, counts, student):
+    for estimator in (fitted, classes, counts):
         again = pickle.loads(pickle.dumps(estimator))
         assert np.all(again.predict(TEST_X) == estimator.predict(TEST_X))
         assert again.get_params() == estimator.get_params()
@@ -579,15 +574,11 @@ def test_warm_start_goes_on():
         estimator.fit(X, np.column_stack([Y, Y]))
 
 
-def test_warm_start_of_classes_and_of_parametric_inference():
-    estimator = classifier(**SHELL, warm_start=True).fit(X, Y > 0)
+def test_warm_start_of_classes():
+    estimator = EnsembleClassifier(**SHELL, warm_start=True).fit(X, Y > 0)
     estimator.fit(X, np.ones(40, bool) & (X[:, 0] > 0))
     with pytest.raises(ValueError, match="set warm_start=False"):
         estimator.fit(X, (Y > 0).astype(int) + 5)
-    gaussian = shell(method="FD-GVI", warm_start=True, particles=200).fit(X, Y)
-    before = gaussian.particles_[0]["weight"].mean(axis=0)
-    gaussian.set_params(steps=1).fit(X, Y)
-    assert_close(gaussian.particles_[0]["weight"].mean(axis=0), before, 0.2)
 
 
 class Counted:
@@ -608,7 +599,7 @@ def test_early_stopping(monkeypatch):
     noise = np.random.default_rng(5).normal(size=40)
     blocks = Counted(monkeypatch, "_advance")
     settings = {"steps": 20_000, "early_stopping": True, "validation_fraction": 0.25, "prior_weight": 1e-3}
-    estimator = shell(hidden=(8,), **settings).fit(X, noise)
+    estimator = shell(**settings).fit(X, noise)
     assert 0 < estimator.n_iter_ < 10_000
     assert blocks.calls * 500 == estimator.n_iter_ + 500 * recipe._Best.patience
     few = shell(early_stopping=True, steps=300).fit(X, Y)
@@ -701,15 +692,12 @@ def test_folds_agree_with_fits_one_by_one():
     cut = list(KFold(3).split(X))
     assert {len(test) for _, test in cut} == {13, 14}
     one = shell(method="DLE", likelihood="homoscedastic", prior_weight=0.1)
-    together = [
-        cross_validate(one.set_params(random_state=seed), X, Y, cv=cut, return_estimator=True)["estimator"]
-        for seed in range(12)
-    ]
+    together = cross_validate(one, X, Y, cv=cut * 10, return_estimator=True)["estimator"]
     for fold, (train, test) in enumerate(cut):
-        mean, error = monte_carlo([several[fold].predict(X[test]) for several in together])
+        mean, error = monte_carlo([several.predict(X[test]) for several in together[fold::3]])
         alone = [
             one.set_params(random_state=seed).fit(X[train], Y[train]).predict(X[test])
-            for seed in range(100, 112)
+            for seed in range(100, 110)
         ]
         other, other_error = monte_carlo(alone)
         assert_within(mean, other, np.hypot(error, other_error))
@@ -783,7 +771,7 @@ def test_diabetes():
     """Better than a Gaussian that knows mean and variance; benchmarks/tabular.py compares the defaults."""
     inputs, targets = load_diabetes(return_X_y=True)
     train_x, test_x, train_y, test_y = train_test_split(inputs, targets, random_state=0)
-    estimator = shell(method="DRLE", hidden=(8,), steps=1_000).fit(train_x, train_y)
+    estimator = shell(method="DLE").fit(train_x, train_y)
     constant = -np.mean(scipy.stats.norm.logpdf(test_y, train_y.mean(), train_y.std()))
     found = metrics.negative_log_likelihood(estimator.predict_dist(test_x), test_y)
     assert found < constant - 0.1

@@ -112,6 +112,7 @@ TREES = {
     "0 axes": (np.array(3.0), jnp.array(3.0), np.array(True)),
     "names": {
         "a/b": np.arange(2),
+        "a b": np.arange(4),
         "a": {"b": np.arange(3)},
         "../x": 1,
         "": [2],
@@ -426,7 +427,7 @@ def test_code_without_a_name_is_passed(path):
     save(predictive, path)
     with pytest.raises(FileFormatError, match=r"<lambda>.*pass likelihood="):
         load(path)
-    with pytest.raises(FileFormatError, match="cannot give; pass likelihood="):
+    with pytest.raises(FileFormatError, match="cannot give; use likelihood= instead"):
         load(path, trust=(HERE,))
     assert_same(predictive.particles, load(path, likelihood=unit_normal).particles)
     for network in (LINE, mf.Network.mlp(3, (3,), 2)):
@@ -851,6 +852,84 @@ def test_what_a_file_says_is_checked(name, path):
     node[last] = value
     path.write_bytes(sealed(document, header, data))
     with pytest.raises(FileFormatError, match=word):
+        load(path)
+
+
+ONE = jnp.asarray(np.arange(6.0).reshape(3, 2))
+STATE = mf.ParticleState(ONE + 1, jnp.array(4), None, ONE + 2)
+HISTORY = mf.History(step=np.arange(2), loss=np.arange(2.0))
+SOUND = {
+    "solution": lambda: mf.Solution(mf.Empirical(ONE), HISTORY, STATE),
+    "predictive": lambda: mf.Predictive(
+        NETWORK, mf.likelihoods.NegativeBinomial(), particles_of(NETWORK, 3), 1.0, 2.0
+    ),
+    "Gaussian": lambda: mf.Gaussian(jnp.arange(4.0), jnp.ones(4)),
+    "classifier": lambda: fitted(mf.EnsembleClassifier(hidden=()), ["a", "b", "c"] * 3),
+}
+UNSOUND = {
+    # An array's shape or dtype, or a field, that does not go with the others.
+    "particles of integers": ("solution", "measure.particles", {"dtype": "I32"}, "floating-point"),
+    "particles of another shape": ("solution", "measure.particles", {"shape": [2, 3]}, "different shapes"),
+    "no particles": ("solution", "measure.particles", {"shape": [1, 0, 6]}, None),
+    "drift": ("solution", "state.drift", {"shape": [2, 3]}, "drift and particles differ"),
+    "step": ("solution", "state.step", {"shape": [1]}, "step is no number"),
+    "step of floats": ("solution", "state.step", {"dtype": "F32"}, "step is no number"),
+    "history": ("solution", "history.loss", {"shape": [1, 2]}, "history is no table"),
+    "history of lengths": ("solution", "history.loss", {"dtype": "I32", "shape": [4]}, "history is no table"),
+    "scale": ("Gaussian", "scale", {"shape": [2, 2]}, "scale has shapes"),
+    "units": ("predictive", "location", {"shape": [1]}, "location or scale"),
+    "weights": ("predictive", "particles.0.weight", {"shape": [3, 3, 2]}, "the network's parameters"),
+    "likelihood": (
+        "predictive",
+        {"likelihood": {"object": "Poisson", "fields": {"targets": 1}}},
+        None,
+        "reads 1",
+    ),
+    "no likelihood": (
+        "predictive",
+        {"likelihood": {"object": "Flat", "fields": {}}},
+        None,
+        "(?s)not valid.*likelihood",
+    ),
+    "no network": (
+        "predictive",
+        {"network": {"object": "Flat", "fields": {}}},
+        None,
+        "(?s)not valid.*network",
+    ),
+    "no measure": ("solution", {"measure": None}, None, "its measure is none"),
+    "no state": ("solution", {"state": 3}, None, "its state is none"),
+    "no history": ("solution", {"history": {"list": []}}, None, "its history is no"),
+    "no restarts": (
+        "solution",
+        {"restarts": {"tuple": [{"tuple": [1, 2, 3]}]}},
+        None,
+        "its restarts are none",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNSOUND)
+def test_what_does_not_go_together(name, path):
+    thing, what, change, word = UNSOUND[name]
+    save(SOUND[thing](), path)
+    document, header, data = parts(path.read_bytes())
+    if isinstance(what, str):
+        header[what].update(change)
+    else:
+        document["fields"].update(what)
+    path.write_bytes(sealed(document, header, data))
+    with pytest.raises(FileFormatError, match=word):
+        load(path)
+
+
+@pytest.mark.parametrize("texts", [["b", "a", "c"], ["a", "a", "b"], ["a", "b"], ["a", "b", "c", "d"]])
+def test_classes_are_sorted_and_as_many_as_the_network_has(texts, path):
+    save(SOUND["classifier"](), path)
+    document, header, data = parts(path.read_bytes())
+    document["fields"]["fitted"]["dict"]["classes_"]["strings"] = texts
+    path.write_bytes(sealed(document, header, data))
+    with pytest.raises(FileFormatError, match=r"sorted classes|likelihood_ is not"):
         load(path)
 
 

@@ -99,10 +99,13 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         if not weights.any():
             raise ValueError("sample_weight is zero for every row; give some rows a weight > 0.")
         X, y, weights = X[weights > 0], y[weights > 0], weights[weights > 0]
-        if not again:
+        if again:
+            self._require_unchanged()
+        else:
             self.input_mean_, self.input_scale_ = _moments(X, weights)
             self._set_targets(y, weights)
-            self._set_network(len(X))
+            hidden = (50,) if len(X) <= 20_000 else (100,)
+            self.network_, self.likelihood_ = self._network(hidden if self.hidden is None else self.hidden)
         inputs = _standardised(X, self.input_mean_, self.input_scale_)
         return Table.of(inputs, self._encoded(y), weights)
 
@@ -150,18 +153,31 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
                 f"validation_fraction must be between 0 and 1, got {self.validation_fraction}; try 0.1."
             )
 
-    def _set_network(self, rows: int) -> None:
-        self.likelihood_, outputs, constants = self._likelihood()
-        hidden = self.hidden if self.hidden is not None else ((50,) if rows <= 20_000 else (100,))
+    def _network(self, hidden: Sequence[int]) -> tuple[Network, Callable]:
+        likelihood, outputs, constants = self._likelihood()
         network = Network.mlp(self.n_features_in_, hidden, outputs, self.activation)
-        self.network_ = network.with_constants(constants) if constants else network
+        return network.with_constants(constants) if constants else network, likelihood
+
+    def _require_unchanged(self) -> None:
+        """A warm start goes on with the particles that there are: what shapes them must be as it was."""
+        layers = self.particles_["network"] if isinstance(self.particles_, dict) else self.particles_
+        hidden = [layer["bias"].shape[-1] for layer in layers[:-1]] if self.hidden is None else self.hidden
+        now = (*self._network(hidden), self.particles)
+        before = (self.network_, self.likelihood_, len(jax.tree.leaves(self.particles_)[0]))
+        if not eqx.tree_equal(now, before):
+            raise ValueError(
+                "warm_start goes on from the last fit, but hidden, activation, particles or likelihood were "
+                "changed since; set warm_start=False to begin anew."
+            )
 
     def _recipe(self, rows: int, parameters: int) -> Recipe:
         return Recipe(
             method=self.method,
             particles=self.particles,
             mmd=self.mmd,
-            prior_weight=self.prior_weight_ if self._goes_on() else self.prior_weight,
+            prior_weight=self.prior_weight_
+            if self._goes_on() and self.prior_weight is None
+            else self.prior_weight,
             step_size=self.step_size,
             batch_size=batch_size_for(rows) if self.batch_size is None else self.batch_size,
             calibrate=self._calibrates(),
@@ -438,6 +454,11 @@ def cross_validate(
     `crps` (but not of counts), `coverage` and `width` of central intervals, for classification `accuracy`,
     `brier_score` and `expected_calibration_error`; and `estimator`, the fitted ones, if asked for.
     """
+    if not isinstance(estimator, AbstractEnsemble):
+        raise TypeError(
+            f"estimator must be an EnsembleRegressor or EnsembleClassifier, got {type(estimator).__name__}; "
+            "for others, pipelines included, use sklearn.model_selection.cross_validate."
+        )
     X, y = (part if hasattr(part, "shape") else np.asarray(part) for part in (X, y))
     splitter: Any = check_cv(cv, y, classifier=is_classifier(estimator))
     splits = list(splitter.split(X, y))

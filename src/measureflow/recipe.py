@@ -192,7 +192,7 @@ class Program(eqx.Module):
         if self.method == "FD-GVI":
             return ParametricFlow(MeanFieldGaussian(), _adam(self.longest), samples=10)
         # It adapts to the end: the run is annealed, and no part of it samples a fixed law.
-        preconditioner = RMSPreconditioner(self.longest)
+        preconditioner = RMSPreconditioner(np.iinfo(np.int32).max)
         schedule = CosineDecay(self.step_size, numbers[1])
         return WassersteinFlow(schedule, preconditioner, momentum=self.momentum)
 
@@ -418,7 +418,8 @@ class _Run:
             method=recipe.method,
             particles=particles,
             batch_size=recipe.batch_size if recipe.batch_size < self.data[0].shape[1] else None,
-            longest=steps,
+            # Adam's schedule is part of the program; all other numbers of steps are data.
+            longest=steps if recipe.method == "FD-GVI" else 0,
         )
         numbers = [
             [(candidate.prior_weight / table.cases, candidate.steps * steps) for candidate in row]

@@ -98,7 +98,7 @@ class Decoder:
         except Exception as error:
             # Whatever it is, it comes of values that are the file's.
             remedy = "check the file, and what was passed with it."
-            raise self.error(f"{where} is not valid: {str(error)[:500]}", remedy) from error
+            raise self.error(f"{where} is not valid: {str(error)[:500].rstrip('.')}", remedy) from error
 
     def _unlike(self, where: str, found: str, wanted: str) -> FileFormatError:
         remedy = "pass like= (or network=) with the structure and the shapes of what was saved."
@@ -245,7 +245,9 @@ class Decoder:
         made = isinstance(found, type) and issubclass(found, eqx.Module)
         usable = callable(found) and made == isinstance(found, type) == ("fields" in node)
         if not own or not usable:
-            raise self.error(f"{where} is {brief(name)}, which that module cannot give", f"pass {argument}")
+            raise self.error(
+                f"{where} is {brief(name)}, which that module cannot give", f"use {argument} instead."
+            )
         if not made:
             return found
         fields = self._dict({"dict": node["fields"]}, where, ANY)
