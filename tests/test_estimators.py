@@ -187,7 +187,7 @@ def test_the_prior_weight_and_the_spread_are_chosen_where_there_are_rows():
     best = max(estimator.validation_scores_.values())
     assert estimator.validation_scores_[chosen] > best - 0.5
     # A Gaussian that knew the noise would reach −½ log 2πe + log(deviation of y/0.3).
-    assert best > -1.419 + np.log(1 / 0.3) - 0.4
+    assert best > -1.419 + np.log(1 / 0.3) - 0.6
 
 
 # Sample weights
@@ -692,12 +692,12 @@ def test_folds_agree_with_fits_one_by_one():
     cut = list(KFold(3).split(X))
     assert {len(test) for _, test in cut} == {13, 14}
     one = shell(method="DLE", likelihood="homoscedastic", prior_weight=0.1)
-    together = cross_validate(one, X, Y, cv=cut * 10, return_estimator=True)["estimator"]
+    together = cross_validate(one, X, Y, cv=cut * 8, return_estimator=True)["estimator"]
     for fold, (train, test) in enumerate(cut):
         mean, error = monte_carlo([several.predict(X[test]) for several in together[fold::3]])
         alone = [
             one.set_params(random_state=seed).fit(X[train], Y[train]).predict(X[test])
-            for seed in range(100, 110)
+            for seed in range(100, 108)
         ]
         other, other_error = monte_carlo(alone)
         assert_within(mean, other, np.hypot(error, other_error))

@@ -22,6 +22,7 @@ from measureflow.problem import (
     deep_repulsive_langevin_ensemble,
 )
 from measureflow.regularisers import KL, SquaredMMD
+from measureflow.saving.kinds import FileFormatError, load, save
 from measureflow.solve import (
     DataExhaustedError,
     DivergenceError,
@@ -47,6 +48,7 @@ __all__ = [
     "Empirical",
     "EnsembleClassifier",
     "EnsembleRegressor",
+    "FileFormatError",
     "FixedPreconditioner",
     "Flat",
     "FreeEnergy",
@@ -84,9 +86,11 @@ __all__ = [
     "deep_repulsive_langevin_ensemble",
     "kernel_mean_embedding",
     "likelihoods",
+    "load",
     "median_heuristic",
     "metrics",
     "run",
+    "save",
     "solve",
     "theory",
 ]
