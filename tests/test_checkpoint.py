@@ -122,6 +122,9 @@ def bits(tree):
 
 def assert_identical(solution, expected):
     """To the bit: state, history, restarts."""
+    assert [x.dtype for x in jax.tree.leaves(solution.state)] == [
+        x.dtype for x in jax.tree.leaves(expected.state)
+    ]
     assert bits(solution.state) == bits(expected.state)
     assert list(solution.history) == list(expected.history)
     assert bits(dict(solution.history)) == bits(dict(expected.history))
@@ -738,15 +741,21 @@ def test_momentum_and_memory_of_a_lost_particle_are_those_of_its_source():
 
 
 def test_a_run_that_cannot_be_saved_gives_up(monkeypatch):
+    options = {"data": None, "batch_size": None, "on_divergence": "restart"}
     with pytest.raises(mf.DivergenceError, match="2 of 2 particles") as caught:
         restart(initial=DIVERGING[[3, 3]])
     np.testing.assert_array_equal(caught.value.lost, [0, 1])
     # Without a minimum, each restart leads to the next.
-    endless = mf.Problem(lambda theta: -quartic(theta))
-    monkeypatch.setattr(solving, "_MOST_RESTARTS", 3)
-    with pytest.raises(mf.DivergenceError) as caught:
-        restart(endless, initial=np.linspace(0.1, 1.0, 6, dtype=np.float32)[:, None], steps=500)
-    assert np.all(np.isfinite(caught.value.state.particles))
+    endless, start = mf.Problem(lambda theta: -quartic(theta)), np.linspace(0.1, 1.0, 6, dtype=np.float32)
+    for most in (4, 3):
+        monkeypatch.setattr(solving, "_MOST_RESTARTS", most)
+        with (
+            pytest.warns(UserWarning, match="go on as copies") as warned,
+            pytest.raises(mf.DivergenceError) as caught,
+        ):
+            solve(endless, mf.WassersteinFlow(1.0), jnp.asarray(start)[:, None], **options)
+        assert len(warned) == most
+        assert np.all(np.isfinite(caught.value.state.particles))
 
 
 def test_a_lost_particle_is_never_copied():
@@ -998,6 +1007,8 @@ def processes():
     assert len(theirs.state.particles["w"].sharding.device_set) == 4
     np.savez(work / "theirs.npz", *jax.tree.leaves(theirs.state), **theirs.history)
     cut_off(lambda: solve(folder=work / "four-to-one", initial=sharded()))
+    shutil.copytree(work / "four-to-one", work / "four-to-four")
+    assert_identical(solve(folder=work / "four-to-four", initial=sharded()), solve(initial=sharded()))
     (work / "parts.json").write_text(json.dumps(fingerprint(**tricky())))
 
 

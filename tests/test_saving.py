@@ -362,6 +362,12 @@ def test_predictive(name, path):
     assert back.network == predictive.network, "one program, not two"
 
 
+def test_networks(path):
+    network = mf.Network.mlp(3, (4, 5), 2, "gelu")
+    for one in (network, network.with_constants(1), network.with_constants(1).with_constants(3)):
+        assert again({"network": one}, path)["network"] == one
+
+
 class Laplace(mf.likelihoods.AbstractLikelihood):
     """Somebody's own."""
 
@@ -870,7 +876,6 @@ UNSOUND = {
     # An array's shape or dtype, or a field, that does not go with the others.
     "particles of integers": ("solution", "measure.particles", {"dtype": "I32"}, "floating-point"),
     "particles of another shape": ("solution", "measure.particles", {"shape": [2, 3]}, "different shapes"),
-    "no particles": ("solution", "measure.particles", {"shape": [1, 0, 6]}, None),
     "drift": ("solution", "state.drift", {"shape": [2, 3]}, "drift and particles differ"),
     "step": ("solution", "state.step", {"shape": [1]}, "step is no number"),
     "step of floats": ("solution", "state.step", {"dtype": "F32"}, "step is no number"),
