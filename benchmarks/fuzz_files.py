@@ -226,7 +226,7 @@ JUNK = [
     {"leaves": {".x": 1}, "structure": 3},
     {"import": "os:system"},
     {"import": "os:system", "fields": {"command": "id"}},
-    {"import": "antigravity:x"},
+    {"import": "tabnanny:check"},
     {"import": "../x:y"},
     {"import": ":"},
     {"__class__": "x"},
@@ -249,6 +249,24 @@ def chosen(options, rng):
 def other_value(document, header, data, rng):
     node, key = chosen(places(document), rng)
     node[key] = copy.deepcopy(chosen(JUNK, rng))
+    return document, header, data
+
+
+def code_named(document, header, data, rng):
+    """In the place of any value: functions, classes, and modules that nobody has imported yet."""
+    names = [
+        "os:system",
+        "subprocess:Popen",
+        "builtins:exec",
+        "pickle:loads",
+        "tabnanny:check",
+        "sched:scheduler",
+    ]
+    names += ["measureflow.solve:run", "jax:devices", "equinox:Module", "__main__:main", "sys:exit"]
+    node, key = chosen(places(document["fields"]), rng)
+    node[key] = {"import": chosen(names, rng)}
+    if rng.integers(2):
+        node[key]["fields"] = chosen([{}, {"args": {"list": ["id"]}}, {"command": "id"}], rng)
     return document, header, data
 
 
@@ -408,6 +426,7 @@ STRANGERS = [
     other_value,
     other_value,
     other_value,
+    code_named,
     other_number,
     part_missing,
     part_added,

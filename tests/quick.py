@@ -1,12 +1,13 @@
-"""The estimators, their annotations checked, and their programs compiled with little effort: tests run many
-small ones, each a few times."""
+"""The estimators' programs, their shapes checked, and compiled with little effort: tests run many small ones,
+each a few times."""
 
 import equinox as eqx
 import pytest
 from jaxtyping import install_import_hook
 
+# Not the estimators themselves: scikit-learn wants a constructor that takes anything.
 with install_import_hook("measureflow", "beartype.beartype"):
-    from measureflow import estimators, predictive, recipe  # noqa: F401
+    from measureflow import predictive, recipe
 
 _EFFORT = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 

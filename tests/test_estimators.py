@@ -567,11 +567,27 @@ def test_warm_start_goes_on():
     # With enough steps it learns the new table in the old units.
     estimator.set_params(step_size=0.05, prior_weight=7.0).fit(X, Y + 3)
     assert np.mean(estimator.predict(X) - Y) == pytest.approx(3, abs=0.3)
-    assert estimator.prior_weight_ == 1.0, "kept"
+    assert estimator.prior_weight_ == 7.0, "as asked for"
+    estimator.set_params(prior_weight=None, steps=1).fit(X, Y + 3)
+    assert estimator.prior_weight_ == 7.0, "kept"
     with pytest.raises(ValueError, match="expecting 3 features"):
         estimator.fit(X[:, :2], Y)
     with pytest.raises(ValueError, match="set warm_start=False"):
         estimator.fit(X, np.column_stack([Y, Y]))
+
+
+@pytest.mark.parametrize(
+    "change", [{"particles": 4}, {"hidden": (5,)}, {"activation": "tanh"}, {"likelihood": "poisson"}]
+)
+def test_a_warm_start_with_other_settings_is_refused(change):
+    estimator = shell(warm_start=True).fit(X, Y).set_params(**change)
+    with pytest.raises(ValueError, match="hidden, activation, particles or likelihood were changed"):
+        estimator.fit(X, np.abs(np.round(Y)))
+
+
+def test_cross_validation_of_something_else_is_refused():
+    with pytest.raises(TypeError, match=r"estimator must be.*got str.*sklearn.model_selection"):
+        cross_validate("DRLE", X, Y)
 
 
 def test_warm_start_of_classes():
@@ -597,11 +613,20 @@ class Counted:
 def test_early_stopping(monkeypatch):
     """Noise cannot be learned: the held-out rows soon see it."""
     noise = np.random.default_rng(5).normal(size=40)
-    blocks = Counted(monkeypatch, "_advance")
+    blocks, fit, seen = Counted(monkeypatch, "_advance"), recipe.Trainer.fit, []
+
+    def watched(trainer, tables, key, *, validation, **rest):
+        seen.extend([*tables, *(validation or [])])
+        return fit(trainer, tables, key, validation=validation, **rest)
+
+    monkeypatch.setattr(recipe.Trainer, "fit", watched)
     settings = {"steps": 20_000, "early_stopping": True, "validation_fraction": 0.25, "prior_weight": 1e-3}
     estimator = shell(**settings).fit(X, noise)
     assert 0 < estimator.n_iter_ < 10_000
     assert blocks.calls * 500 == estimator.n_iter_ + 500 * recipe._Best.patience
+    assert [len(table.weights) for table in seen] == [30, 10], "of 40 rows a quarter is held out"
+    rows = np.concatenate([table.inputs for table in seen])
+    assert_close(np.sort(rows[:, 0]), np.sort(np.asarray(standardised(estimator, X))[:, 0]), 1e-6)
     few = shell(early_stopping=True, steps=300).fit(X, Y)
     assert few.n_iter_ == 300
     assert shell(steps=300).fit(X, Y).n_iter_ == 300

@@ -460,7 +460,7 @@ class _Best:
 
     patience = 10
 
-    def __init__(self, run: _Run, tables: list[Table]):
+    def __init__(self, run: Any, tables: list[Table]):
         self.run, self.tables, self.members = run, tables, None
         self.scores, self.steps = np.full(len(tables), -np.inf), [0] * len(tables)
         # Forty looks at a run, and no more than one per compiled call.

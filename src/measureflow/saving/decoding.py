@@ -209,14 +209,14 @@ class Decoder:
         return self.built(kind, node["fields"], where, template)
 
     def _leaves(self, node: dict[str, Any], where: str, template: Any) -> Any:
-        nodes = node["leaves"]
-        if not isinstance(nodes, dict):
+        nodes, once = node["leaves"], node["structure"]
+        if not isinstance(nodes, dict) or not isinstance(once, str):
             raise self.error(f"{where} is {brief(node)}, which is no pytree")
         if template is ANY:
             raise _NoTemplateError(
                 self._path,
                 f"{where} is a pytree of which the file has the arrays, but not the structure, once "
-                f"{str(node['structure'])[:120]!r}",
+                f"{once[:120]!r}",
                 "pass like=, a thing of the same structure; for a Solution flow.init(problem, particles).",
             )
         leaves, structure = jax.tree_util.tree_flatten_with_path(template)
