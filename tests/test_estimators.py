@@ -433,6 +433,8 @@ def test_counts(likelihood):
     low, high = estimator.predict_interval([[0.0], [1.0]])
     assert np.all((low == np.round(low)) & (low < mean) & (mean < high))
     assert estimator.predict_dist([[0.0]]).is_discrete
+    before_learning = estimator.likelihood_(jnp.zeros((1, 1 if likelihood == "poisson" else 2)))
+    assert_close(before_learning.mean, [y.mean()], 1e-5)
     for wrong in (-1, 0.5):
         with pytest.raises(ValueError, match=f"must hold counts .* got {wrong}"):
             shell(likelihood=likelihood).fit([[0.0], [1.0]], [1, wrong])

@@ -376,9 +376,15 @@ def test_choosing_on_tables_of_many_and_few_rows():
     network = linear()
     few, many = a_table(MANY - 1, seed=1), a_table(MANY, seed=2)
     noisy = many._replace(targets=(3 * np.random.default_rng(3).normal(size=MANY)).astype(np.float32))
+    # Half its rows are noisy, and weigh a ninth of the others: 1 and 9 with shares 0.9 and 0.1.
+    half = np.arange(MANY - 1) < MANY // 2
+    mixed = few.inputs @ np.arange(1, 3) + np.where(half, 3, 1) * np.random.default_rng(4).normal(
+        size=MANY - 1
+    )
+    weighted = Table.of(few.inputs, mixed.astype(np.float32), np.where(half, 1.0, 9.0))
     settings = Recipe("DE", steps=500, calibrate=False, batch_size=50, step_size=0.05)
-    found = Trainer(network, unit_normal, network.prior(), settings).fit([few, noisy, few], key(0))
-    for scores, variance in zip(found.scores, (1, 9, 1), strict=True):
+    found = Trainer(network, unit_normal, network.prior(), settings).fit([few, noisy, weighted], key(0))
+    for scores, variance in zip(found.scores, (1, 9, 1.8), strict=True):
         assert len(scores) == len(CANDIDATES[False])
         # That of the truth, N(f(x), 1), where the noise has this variance.
         best = -0.5 * np.log(2 * np.pi) - 0.5 * variance

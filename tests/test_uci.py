@@ -78,6 +78,9 @@ def test_comparisons_are_paired_and_lower_is_a_win():
         # By one every time: ± 0, a win. The spread between splits does not count.
         result("yacht", "DE", [0.0, 10.0]),
         result("yacht", "DRLE", [-1.0, 9.0]),
+        # −0.6 ± 0.5: another.
+        result("naval", "DE", [1.0, 1.0]),
+        result("naval", "DRLE", [-0.1, 0.9]),
         # −0.4 ± 0.5: neither.
         result("wine", "DE", [1.0, 1.0]),
         result("wine", "DRLE", [0.1, 1.1]),
@@ -91,9 +94,10 @@ def test_comparisons_are_paired_and_lower_is_a_win():
     assert row == {
         "difference": "DRLE − DE",
         "yacht": "-1.000 ± 0.000",
+        "naval": "-0.600 ± 0.500",
         "wine": "-0.400 ± 0.500",
         "power": "+0.600 ± 0.500",
-        "wins": 1,
+        "wins": 2,
         "losses": 1,
     }
 
