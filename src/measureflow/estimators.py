@@ -171,14 +171,14 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
             )
 
     def _recipe(self, rows: int, parameters: int) -> Recipe:
+        goes_on = self._goes_on() and self.prior_weight is None
+        prior_weight = self.prior_weight_ if goes_on else self.prior_weight
         return Recipe(
             method=self.method,
             particles=self.particles,
-            mmd=self.mmd,
-            prior_weight=self.prior_weight_
-            if self._goes_on() and self.prior_weight is None
-            else self.prior_weight,
-            step_size=self.step_size,
+            mmd=float(self.mmd),
+            prior_weight=None if prior_weight is None else float(prior_weight),
+            step_size=float(self.step_size),
             batch_size=batch_size_for(rows) if self.batch_size is None else self.batch_size,
             calibrate=self._calibrates(),
             steps=self.steps or steps_for(rows, parameters, classes=is_classifier(self)),

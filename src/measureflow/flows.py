@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from measureflow.batches import split_in_half
 from measureflow.free_energy import FreeEnergy
 from measureflow.measures import AbstractMeasure, Empirical
+from measureflow.noise import standard_normal
 from measureflow.preconditioners import AbstractPreconditioner
 from measureflow.problem import Problem
 from measureflow.pytrees import (
@@ -349,20 +350,14 @@ def euler_maruyama(
     key: Key[Array, ""],
 ) -> Particles:
     """θ − ηg·gradient + √(2ητg) Z, with Z standard normal and g = 1 where there is none."""
-    leaves, structure = jax.tree.flatten(particles)
-    drifts = jax.tree.leaves(gradient)
-    diagonal = [None] * len(leaves)
+    diagonal = jax.tree.map(lambda _: jnp.ones((), step_size.dtype), gradient)
     if precondition is not None:
-        diagonal = jax.tree.leaves(_like(precondition, particles))
-    keys = jax.random.split(key, len(leaves))
-
-    def move(x: Array, drift: Array, g: Array | None, leaf_key: Array) -> Array:
-        rate = step_size.astype(x.dtype) if g is None else step_size.astype(x.dtype) * g
-        moved = x - rate * drift
-        if temperature is None:
-            return moved
-        noise = jax.random.normal(leaf_key, x.shape, x.dtype)
-        return moved + jnp.sqrt(2 * temperature.astype(x.dtype) * rate) * noise
-
-    moved = [move(*arguments) for arguments in zip(leaves, drifts, diagonal, keys, strict=True)]
-    return jax.tree.unflatten(structure, moved)
+        diagonal = _like(precondition, particles)
+    rate = jax.tree.map(lambda x, g: step_size.astype(x.dtype) * g.astype(x.dtype), particles, diagonal)
+    moved = jax.tree.map(lambda x, r, drift: x - r * drift, particles, rate, gradient)
+    if temperature is None:
+        return moved
+    noise = standard_normal(key, particle_count(particles), jax.tree.map(lambda x: x[0], particles))
+    return jax.tree.map(
+        lambda x, r, z: x + jnp.sqrt(2 * temperature.astype(x.dtype) * r) * z, moved, rate, noise
+    )

@@ -15,6 +15,7 @@ from jax.scipy.special import digamma
 from jaxtyping import Array, Float, Key, PyTree
 from numpyro.distributions import Delta, Distribution, constraints
 
+from measureflow.noise import standard_normal
 from measureflow.pytrees import (
     Parameters,
     Particles,
@@ -33,6 +34,7 @@ from measureflow.validation import (
     require_particles,
     require_positive,
     require_same_shape,
+    typed_key,
 )
 
 
@@ -122,11 +124,8 @@ class Gaussian(AbstractMeasure):
         return True
 
     def sample(self, key: Key[Array, ""], n: int) -> Particles:
-        n = _number_of_draws(n)
-        leaves, structure = jax.tree.flatten(self.mean)
-        keys = jax.random.split(key, len(leaves))
-        noise = [jax.random.normal(k, (n, *m.shape), m.dtype) for k, m in zip(keys, leaves, strict=True)]
-        return jax.vmap(self.from_standard)(jax.tree.unflatten(structure, noise))
+        noise = standard_normal(typed_key(key), _number_of_draws(n), self.mean)
+        return jax.vmap(self.from_standard)(noise)
 
     def from_standard(self, z: Parameters) -> Parameters:
         """m + scale·z: standard normal coordinates to θ (the reparametrisation of FD-GVI)."""

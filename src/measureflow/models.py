@@ -8,7 +8,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, ArrayLike, Float, Key, PyTree
 
 from measureflow.measures import Gaussian
 from measureflow.pytrees import Parameters, Particles, shown_shapes, strong_tree
@@ -263,10 +263,11 @@ class PerceptronApply(eqx.Module):
     sizes: tuple[int, ...] = eqx.field(static=True)
     activation: str = eqx.field(static=True)
 
-    def __call__(self, theta: list[dict[str, Array]], inputs: Array) -> Array:
-        if jnp.ndim(inputs) != 2 or jnp.shape(inputs)[1] != self.sizes[0]:
+    def __call__(self, theta: list[dict[str, Array]], inputs: ArrayLike) -> Array:
+        inputs = jnp.asarray(inputs)
+        if inputs.ndim != 2 or inputs.shape[1] != self.sizes[0]:
             raise ValueError(
-                f"inputs must have shape (rows, {self.sizes[0]}), got {jnp.shape(inputs)}; the network was "
+                f"inputs must have shape (rows, {self.sizes[0]}), got {inputs.shape}; the network was "
                 f"built for features={self.sizes[0]}."
             )
         *hidden, last = theta

@@ -34,6 +34,22 @@ class AbstractPreconditioner(eqx.Module):
         """g at this step, after the update."""
 
 
+def _fitted(name: str, scale: Parameters, theta: Parameters) -> Parameters:
+    """`scale` as a pytree like θ, whose leaves may be scalars."""
+    leaves, structure = jax.tree.flatten(theta)
+    if isinstance(scale, jax.Array) and scale.shape == ():
+        return jax.tree.unflatten(structure, [scale.astype(leaf.dtype) for leaf in leaves])
+    fits = jax.tree.structure(scale) == structure and all(
+        g.shape in ((), x.shape) for g, x in zip(jax.tree.leaves(scale), leaves, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"{name} has shapes {shown_shapes(scale)}, one particle {shown_shapes(theta)}; pass a number, or "
+            "a pytree like one particle."
+        )
+    return jax.tree.map(lambda g, x: g.astype(x.dtype), scale, theta)
+
+
 class FixedPreconditioner(AbstractPreconditioner):
     """A constant g > 0: a number, or a pytree like θ whose leaves may be scalars."""
 
@@ -44,18 +60,7 @@ class FixedPreconditioner(AbstractPreconditioner):
         require_positive("FixedPreconditioner scale", self.scale, "it multiplies the step size.")
 
     def init(self, particles: Particles) -> Parameters:
-        leaves, structure = jax.tree.flatten(particles)
-        if isinstance(self.scale, jax.Array) and self.scale.shape == ():
-            return jax.tree.unflatten(structure, [self.scale.astype(leaf.dtype) for leaf in leaves])
-        fits = jax.tree.structure(self.scale) == structure and all(
-            g.shape in ((), x.shape[1:]) for g, x in zip(jax.tree.leaves(self.scale), leaves, strict=True)
-        )
-        if not fits:
-            raise ValueError(
-                f"FixedPreconditioner scale has shapes {shown_shapes(self.scale)}, the particles "
-                f"{shown_shapes(particles)}; pass a number, or a pytree like one particle."
-            )
-        return jax.tree.map(lambda g, x: g.astype(x.dtype), self.scale, particles)
+        return _fitted("FixedPreconditioner scale", self.scale, jax.tree.map(lambda leaf: leaf[0], particles))
 
     def update(self, memory: Parameters, gradient: Particles, step: Int[Array, ""]) -> Parameters:
         return memory
@@ -79,22 +84,27 @@ def _epsilon(value: Any) -> Float[Array, ""]:
 
 
 class RMSPreconditioner(AbstractPreconditioner):
-    """g = 1/(√v + ε), v the running mean of squared drifts over particles and steps.
+    """g = s/(√v + ε), v the running mean of squared drifts over particles and steps.
 
-    It adapts for `adapt_steps` steps and then freezes. While it adapts the chain has no invariant
+    `scale` s is a number, or a pytree like θ whose leaves may be scalars: where some coordinates should move
+    less than others. It adapts for `adapt_steps` steps and then freezes. While it adapts the chain has no invariant
     law, so nothing before `adapt_steps` is a sample of q*.
     """
 
     adapt_steps: Int[Array, ""] = eqx.field(converter=_adapt_steps)
     decay: Float[Array, ""] = eqx.field(converter=_decay, default=0.99)
     epsilon: Float[Array, ""] = eqx.field(converter=_epsilon, default=1e-6)
+    scale: Parameters = eqx.field(converter=strong_tree, default=1.0)
     adaptive: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
         require_positive("RMSPreconditioner 1 − decay", 1 - self.decay, "0.99 averages over 100 steps.")
+        require_positive("RMSPreconditioner scale", self.scale, "it multiplies the step size.")
 
     def init(self, particles: Particles) -> Parameters:
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), particles)
+        memory = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), particles)
+        _fitted("RMSPreconditioner scale", self.scale, memory)
+        return memory
 
     def update(self, memory: Parameters, gradient: Particles, step: Int[Array, ""]) -> Parameters:
         adapting = step < self.adapt_steps
@@ -110,6 +120,7 @@ class RMSPreconditioner(AbstractPreconditioner):
         updates = jnp.minimum(step + 1, self.adapt_steps).astype(self.decay.dtype)
         started_at_zero = 1 - self.decay**updates
         return jax.tree.map(
-            lambda v: 1 / (jnp.sqrt(v / started_at_zero.astype(v.dtype)) + self.epsilon.astype(v.dtype)),
+            lambda v, s: s / (jnp.sqrt(v / started_at_zero.astype(v.dtype)) + self.epsilon.astype(v.dtype)),
             memory,
+            _fitted("RMSPreconditioner scale", self.scale, memory),
         )

@@ -170,6 +170,12 @@ def statement(method: str, loss: Callable, prior: Gaussian, prior_weight: Array,
     return deep_langevin_ensemble(loss, prior, kl=prior_weight)
 
 
+def _step_scales(prior: Gaussian) -> Parameters:
+    """min(1, 100/fan-in) for every weight: where every weight moves by η, the output of a unit with many
+    inputs moves by η times their number. The prior's variance, 2/fan-in, knows the fan-in."""
+    return jax.tree.map(lambda deviation: jnp.minimum(1.0, 50 * deviation**2), prior.deviations())
+
+
 class Program(eqx.Module):
     """One run, as a function of its table and its candidate's `numbers`: prior weight, and steps to take."""
 
@@ -192,7 +198,7 @@ class Program(eqx.Module):
         if self.method == "FD-GVI":
             return ParametricFlow(MeanFieldGaussian(), _adam(self.longest), samples=10)
         # It adapts to the end: the run is annealed, and no part of it samples a fixed law.
-        preconditioner = RMSPreconditioner(np.iinfo(np.int32).max)
+        preconditioner = RMSPreconditioner(np.iinfo(np.int32).max, scale=_step_scales(self.prior))
         schedule = CosineDecay(self.step_size, numbers[1])
         return WassersteinFlow(schedule, preconditioner, momentum=self.momentum)
 
