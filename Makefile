@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+BENCH = build/bench-env
 
 .PHONY: demo test verify paper uci bench docs clean
 
@@ -33,8 +34,11 @@ uci: $(VENV)/.dev
 	$(BIN)/measureflow uci --out build/uci --force
 	$(BIN)/python -m verification.uci_page build/uci
 
-bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/overhead.py
+# Speed against bare JAX and against other libraries, which are installed for this only, into an environment of
+# its own; writes build/bench and docs/benchmarks.md.
+bench: $(BENCH)/.done
+	$(BENCH)/bin/python -m benchmarks --out build/bench
+	$(BENCH)/bin/python -m benchmarks.page build/bench
 
 docs: $(VENV)/.dev
 	$(BIN)/mkdocs serve
@@ -48,6 +52,12 @@ $(VENV)/.dev: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@ $(VENV)/.demo
+
+$(BENCH)/.done: pyproject.toml
+	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --editable .
+	$(BENCH)/bin/python -m benchmarks.install
+	touch $@
 
 clean:
 	rm -rf $(VENV) build

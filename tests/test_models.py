@@ -684,3 +684,30 @@ def test_activations_joined_by_plus_share_the_units():
     np.testing.assert_allclose(network.apply(theta, inputs), hidden @ theta[1]["weight"], rtol=1e-5)
     with pytest.raises(ValueError, match=r"activation.*relu\+swish.*joined by \+"):
         Network.mlp(3, (5,), 2, "relu+swish")
+
+
+def test_computed_in_another_precision():
+    """Outputs are bfloat16's, 8 bits; parameters, outputs and gradients are float32."""
+    network = Network.mlp(3, (5, 5), 2)
+    half = network.computed_in(jnp.bfloat16)
+    theta = half.init(key())
+    outputs, exact = half.apply(theta, INPUTS), network.apply(theta, INPUTS)
+    assert outputs.dtype == jnp.float32
+    assert np.array_equal(outputs, outputs.astype(jnp.bfloat16).astype(jnp.float32))
+    assert 0 < np.max(np.abs(outputs - exact)) < 2**-5 * np.max(np.abs(exact))
+    slopes = jax.grad(lambda t: jnp.sum(half.apply(t, INPUTS)))(theta)
+    assert {leaf.dtype for leaf in jax.tree.leaves(slopes)} == {jnp.dtype(jnp.float32)}
+    assert pickle.loads(pickle.dumps(half)) == half == network.computed_in("bfloat16")
+    with pytest.raises(ValueError, match="dtype must be of floating-point numbers, got int32"):
+        network.computed_in(jnp.int32)
+
+
+def test_an_ensemble_in_mixed_precision_learns_with_float32_particles():
+    network = Network.mlp(1, (16,), 1).computed_in(jnp.bfloat16)
+    x = jnp.linspace(-1, 1, 64)[:, None]
+    problem = mf.deep_ensemble(mf.MeanSquaredError(network))
+    solution = mf.solve(
+        problem, mf.WassersteinFlow(1e-2), network.sample(key(), 3), 300, key(1), data=(x, 3 * x + 1)
+    )
+    assert {leaf.dtype for leaf in jax.tree.leaves(solution.measure.particles)} == {jnp.dtype(jnp.float32)}
+    assert solution.history.loss[-1] < 0.05 * solution.history.loss[0]

@@ -98,4 +98,6 @@ def test_precisions():
 def test_gaussians_are_sampled_with_it():
     gaussian = mf.Gaussian(jnp.array([1.0, -2.0]), jnp.array([3.0, 0.5]))
     drawn = gaussian.sample(key(6), 10)
-    assert_close(drawn, gaussian.mean[None] + gaussian.scale[None] * standard_normal(key(6), 10, gaussian.mean))
+    assert_close(
+        drawn, gaussian.mean[None] + gaussian.scale[None] * standard_normal(key(6), 10, gaussian.mean)
+    )

@@ -154,8 +154,9 @@ def test_folds(rows):
 
 def test_steps_for():
     # 40 a row, in whole blocks at least.
-    assert steps_for(1, 100, classes=False) == 500
-    assert steps_for(100, 100, classes=False) == 4_000
+    assert steps_for(1, 100, classes=False) == steps_for(100, 100, classes=False) == 4_000
+    assert steps_for(200, 100, classes=False) == 8_000
+    assert steps_for(1, 100, classes=True) == 800
     assert steps_for(250, 100, classes=False) == steps_for(500, 100, classes=False) == 10_000
     assert steps_for(1_000, 100, classes=False) == 20_000
     assert steps_for(100_000, 100, classes=False) == 60_000

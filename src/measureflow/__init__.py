@@ -7,6 +7,7 @@ from measureflow.checkpoint import Checkpoint
 from measureflow.embeddings import NoClosedFormError, kernel_mean_embedding
 from measureflow.flows import ParticleState, WassersteinFlow
 from measureflow.free_energy import FreeEnergy
+from measureflow.interactions import ExactInteractions, RandomBatches, RandomFeatures
 from measureflow.kernels import InverseMultiquadric, Matern, SquaredExponential, Whiten, median_heuristic
 from measureflow.likelihoods import MeanSquaredError, NegativeLogLikelihood
 from measureflow.measures import Empirical, Flat, FromDistribution, Gaussian, Uniform
@@ -48,6 +49,7 @@ __all__ = [
     "Empirical",
     "EnsembleClassifier",
     "EnsembleRegressor",
+    "ExactInteractions",
     "FileFormatError",
     "FixedPreconditioner",
     "Flat",
@@ -71,6 +73,8 @@ __all__ = [
     "Predictive",
     "Problem",
     "RMSPreconditioner",
+    "RandomBatches",
+    "RandomFeatures",
     "Restart",
     "RunError",
     "Solution",

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from measureflow.fingerprints import differences, not_compared
+from measureflow.sharding import together
 from measureflow.validation import require_count
 
 _FORMAT = 1
@@ -79,15 +80,20 @@ class Store:
         if any(name.isdigit() for name in others):
             self._require_same_run()
             return
+        # Of many processes all look before the first one writes.
+        together("checked")
         try:
             self._mark()
         except OSError as error:
             raise ValueError(
                 f"checkpoint folder {folder} cannot be written to: {error}; name another one."
             ) from error
+        together("marked")
 
     def _mark(self) -> None:
         """Say what the run is made of: all of it or nothing."""
+        if jax.process_index() > 0:
+            return
         folder = self.checkpoint.folder
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"format": _FORMAT, "made_of": self.made_of}, indent=1)
@@ -134,7 +140,8 @@ class Store:
         return self.orbax.CheckpointManager(self.checkpoint.folder, options=options)
 
     def _delete(self) -> None:
-        shutil.rmtree(self.checkpoint.folder / _DELETED, ignore_errors=True)
+        if jax.process_index() == 0:
+            shutil.rmtree(self.checkpoint.folder / _DELETED, ignore_errors=True)
 
     def latest(self, fresh: Any) -> Saved | None:
         """The newest checkpoint that can be read, with the structure and the devices of a fresh state."""
@@ -172,7 +179,8 @@ class Store:
             ),
         )
         history = {name: np.asarray(column) for name, column in found.history.items()}
-        if _checksum(found.state, history) != found.notes["checksum"]:
+        checksums = _checksum(found.state, history), found.notes["checksum"]
+        if None not in checksums and checksums[0] != checksums[1]:
             raise ValueError("its numbers are not those that were written.")
         restored = [_like(leaf, found.state[_leaf_name(i)]) for i, leaf in enumerate(leaves)]
         return Saved(jax.tree.unflatten(structure, restored), history, found.notes)
@@ -180,7 +188,7 @@ class Store:
     def _set_aside(self, unreadable: Mapping[int, Exception], step: int) -> None:
         """Out of the way of checkpoints to come, but for a person to look at."""
         folder = self.checkpoint.folder
-        for newer, error in unreadable.items():
+        for newer, error in unreadable.items() if jax.process_index() == 0 else ():
             aside = folder / f"{newer}.unreadable"
             shutil.rmtree(aside, ignore_errors=True)
             (folder / str(newer)).replace(aside)
@@ -190,6 +198,7 @@ class Store:
                 stacklevel=6,
             )
         if unreadable:
+            together("set aside")
             self.manager.reload()
 
     def is_due(self, step: int) -> bool:
@@ -278,8 +287,11 @@ def _like(fresh: jax.Array, restored: jax.Array) -> jax.Array:
     return restored
 
 
-def _checksum(leaves: Mapping[str, Any], history: Mapping[str, Any]) -> int:
-    """Of all numbers; Orbax looks at whether they are there, not at what they are."""
+def _checksum(leaves: Mapping[str, Any], history: Mapping[str, Any]) -> int | None:
+    """Of all numbers; Orbax looks at whether they are there, not at what they are. None where they are spread
+    over processes, of which none has them all."""
+    if not all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves.values()):
+        return None
     found = 0
     for part in (leaves, history):
         for name in sorted(part):

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from numpyro.distributions import Distribution
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone, is_classifier
 from sklearn.model_selection import check_cv
@@ -22,6 +23,7 @@ from measureflow.pytrees import dimension
 from measureflow.recipe import METHODS, Ensembles, Recipe, Table, Trainer, batch_size_for, steps_for
 from measureflow.saving.container import PathLike
 from measureflow.saving.documents import save
+from measureflow.sharding import require_mesh
 from measureflow.validation import positive_number, require_count
 
 # In units of the targets' standard deviation: noise below this is not believed.
@@ -68,6 +70,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         warm_start: bool = False,
         random_state: Any = None,
         verbose: int = 0,
+        mesh: Mesh | None = None,
     ):
         self.method = method
         self.particles = particles
@@ -83,6 +86,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         self.warm_start = warm_start
         self.random_state = random_state
         self.verbose = verbose
+        self.mesh = mesh
 
     def fit(self: Own, X: Any, y: Any, sample_weight: Any = None) -> Own:
         """Learn from rows X and targets y. A row of weight k counts as k equal rows."""
@@ -145,6 +149,10 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         positive_number("step_size", self.step_size, "0.01 is a start.")
         if self.prior_weight is not None:
             positive_number("prior_weight", self.prior_weight, "1 is the Bayes posterior; None chooses it.")
+        if self.mesh is not None:
+            require_mesh(self.mesh, self.particles)
+            if self.method == "FD-GVI":
+                raise ValueError("mesh cuts particles, and method='FD-GVI' has none; leave the mesh out.")
         for name in ("steps", "batch_size"):
             if getattr(self, name) is not None:
                 require_count(name, getattr(self, name), 1, "None goes by the number of rows.")
@@ -181,6 +189,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
             step_size=float(self.step_size),
             batch_size=batch_size_for(rows) if self.batch_size is None else self.batch_size,
             calibrate=self._calibrates(),
+            mesh=self.mesh,
             steps=self.steps or steps_for(rows, parameters, classes=is_classifier(self)),
         )
 
@@ -240,6 +249,10 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         rows = self._rows(X)
         return self._predictive(*self._units())(rows)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # The devices of a mesh belong to this process.
+        return {**super().__getstate__(), "mesh": None}
+
     def save(self, path: PathLike, *, force: bool = False) -> None:
         """Write the fitted estimator to one file, for `mf.load`: see `mf.save`."""
         save(self, path, force=force)
@@ -259,7 +272,8 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     so the two stay in proportion. With `early_stopping`, a share of `validation_fraction` rows is
     held out and the best particles seen on it are kept. `warm_start` goes on from the particles of the last
     fit, and keeps its scaling, prior weight and spread. There is no `partial_fit`: the posterior's 1/n needs
-    to know n.
+    to know n. The particles are trained on the devices of a `mesh` with an axis "particles", if one is given;
+    it is not pickled or saved.
 
     Fitted: `particles_`, `network_`, `likelihood_`, `prior_weight_`, `spread_`, `n_iter_` (steps taken),
     `validation_scores_` (mean held-out log density of each (prior weight, share of steps) tried, in units of
@@ -284,6 +298,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         warm_start: bool = False,
         random_state: Any = None,
         verbose: int = 0,
+        mesh: Mesh | None = None,
     ):
         super().__init__(
             method,
@@ -300,6 +315,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
             warm_start=warm_start,
             random_state=random_state,
             verbose=verbose,
+            mesh=mesh,
         )
         self.likelihood = likelihood
 

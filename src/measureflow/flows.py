@@ -9,10 +9,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from measureflow.batches import split_in_half
 from measureflow.free_energy import FreeEnergy
+from measureflow.interactions import AbstractInteractions, ExactInteractions
 from measureflow.measures import AbstractMeasure, Empirical
 from measureflow.noise import standard_normal
 from measureflow.preconditioners import AbstractPreconditioner
@@ -31,6 +33,7 @@ from measureflow.pytrees import (
     subtract,
 )
 from measureflow.schedules import Tabulated
+from measureflow.sharding import PARTICLES, RingInteractions, place
 from measureflow.validation import positive_number, require_particles, require_positive
 
 
@@ -72,6 +75,17 @@ class AbstractFlow(eqx.Module):
     def rearranged(self, state: Any, sources: Int[Array, " n"]) -> Any:
         """The state in which particle i is what particle sources[i] was."""
         raise NotImplementedError(f"{type(self).__name__} has no particles to rearrange.")
+
+    def on(self, mesh: Mesh) -> "AbstractFlow":
+        """The same flow, for particles that are cut over a mesh of devices."""
+        raise ValueError(
+            f"mesh={mesh} was given for {type(self).__name__}, which has no particles to cut over it; use "
+            "WassersteinFlow, or leave the mesh out."
+        )
+
+    def spread(self, state: Any, mesh: Mesh) -> Any:
+        """The state on a mesh: what belongs to single particles cut over it, all else on every device."""
+        raise NotImplementedError(f"{type(self).__name__} has no particles to spread.")
 
     @abc.abstractmethod
     def tabulated(self, first: int, used: int, length: int) -> "AbstractFlow":
@@ -141,7 +155,8 @@ class WassersteinFlow(AbstractFlow):
     `step_size` η is a number or any Optax schedule. `preconditioner` is g (default 1). `momentum` β puts the
     running mean m ← βm + (1 − β)(∇V + ∫∇₁W dQ), divided by 1 − βᵗ, in the drift's place: noise of batches
     is averaged out of it, the noise Z stays as it is, and the invariant law as η → 0 stays q*. Where τ = 0,
-    any Optax `optimiser` may take the steps instead, for each particle on its own.
+    any Optax `optimiser` may take the steps instead, for each particle on its own. `interactions` says how
+    the sum over j is made: exactly by default, or by `RandomBatches` or `RandomFeatures`, which are unbiased.
     """
 
     step_size: Float[Array, ""] | Callable[[Int[Array, ""]], Any] | None = eqx.field(
@@ -150,6 +165,7 @@ class WassersteinFlow(AbstractFlow):
     preconditioner: AbstractPreconditioner | None = None
     optimiser: optax.GradientTransformation | None = None
     momentum: Float[Array, ""] | None = eqx.field(converter=_momentum, default=None)
+    interactions: AbstractInteractions = ExactInteractions()
     movers: ClassVar[str] = "particles"
     restarts: ClassVar[bool] = True
     remedy: ClassVar[str] = (
@@ -168,6 +184,11 @@ class WassersteinFlow(AbstractFlow):
             raise TypeError(
                 f"preconditioner must be a preconditioner, got {self.preconditioner!r}; for a constant one "
                 "pass mf.FixedPreconditioner(scale)."
+            )
+        if not isinstance(self.interactions, AbstractInteractions):
+            raise TypeError(
+                f"interactions must say how pairs are summed, got {self.interactions!r}; pass "
+                "mf.ExactInteractions(), mf.RandomBatches(size) or mf.RandomFeatures(count)."
             )
         if self.momentum is not None:
             require_positive("1 − momentum", 1 - self.momentum, "0.9 averages over 10 steps.")
@@ -204,8 +225,8 @@ class WassersteinFlow(AbstractFlow):
     def step(
         self, problem: Problem, state: ParticleState, batch: PyTree, key: Key[Array, ""]
     ) -> ParticleState:
-        energy = problem.free_energy(batch)
-        gradient = energy.wasserstein_gradient(state.particles)
+        energy, step_key = problem.free_energy(batch), jax.random.fold_in(key, state.step)
+        gradient = self._gradient(energy, state.particles, step_key)
         if self.optimiser is not None:
             self._require_no_temperature(problem)
             move = eqx.Partial(optimiser_step, self.optimiser)
@@ -224,9 +245,13 @@ class WassersteinFlow(AbstractFlow):
             self.step_size_at(state.step),
             energy.temperature,
             precondition,
-            jax.random.fold_in(key, state.step),
+            step_key,
         )
         return ParticleState(particles, state.step + 1, memory, drift)
+
+    def _gradient(self, energy: FreeEnergy, particles: Particles, step_key: Key[Array, ""]) -> Particles:
+        # Apart from the noise, which is drawn with the step's key itself.
+        return energy.wasserstein_gradient(particles, self.interactions, jax.random.fold_in(step_key, 1))
 
     def step_size_at(self, step: Int[Array, ""]) -> Float[Array, ""]:
         """η of this step."""
@@ -246,17 +271,28 @@ class WassersteinFlow(AbstractFlow):
         return finite
 
     def rearranged(self, state: ParticleState, sources: Int[Array, " n"]) -> ParticleState:
-        # An optimiser remembers something of every particle, a preconditioner of all together.
         memory = state.memory if self.optimiser is None else _picked(state.memory, sources)
         return ParticleState(
             _picked(state.particles, sources), state.step, memory, _picked(state.drift, sources)
         )
 
+    def on(self, mesh: Mesh) -> "WassersteinFlow":
+        if not isinstance(self.interactions, ExactInteractions):
+            return self
+        return eqx.tree_at(lambda flow: flow.interactions, self, RingInteractions(mesh))
+
+    def spread(self, state: ParticleState, mesh: Mesh) -> ParticleState:
+        each = PartitionSpec(PARTICLES)
+        # An optimiser remembers something of every particle, a preconditioner of all together.
+        memory = place(mesh, state.memory, PartitionSpec() if self.optimiser is None else each)
+        particles, drift = place(mesh, (state.particles, state.drift), each)
+        return ParticleState(particles, place(mesh, state.step), memory, drift)
+
     def tabulated(self, first: int, used: int, length: int) -> "WassersteinFlow":
         if self.step_size is None or not callable(self.step_size):
             return self
         table = Tabulated(self.step_size, first, used, length)
-        return WassersteinFlow(table, self.preconditioner, momentum=self.momentum)
+        return eqx.tree_at(lambda flow: flow.step_size, self, table)
 
     def observe(
         self,
@@ -275,13 +311,14 @@ class WassersteinFlow(AbstractFlow):
             regulariser = problem.regulariser.free_energy()
         of_loss = loss.potential_gradient(particles)
         of_reference = regulariser.potential_gradient(particles)
-        of_interaction = regulariser.interaction_gradient(particles)
+        step_key = jax.random.fold_in(jax.random.fold_in(key, state.step), 1)
+        of_interaction = regulariser.interaction_gradient(particles, self.interactions, step_key)
         loss_norm = root_mean_square_norm(of_loss)
         interaction_norm = root_mean_square_norm(of_interaction)
         return {
             "loss": loss.potential_energy(particles),
             "reference": regulariser.potential_energy(particles),
-            "interaction": regulariser.interaction_energy(particles),
+            "interaction": regulariser.interaction_energy(particles, self.interactions, step_key),
             "loss_gradient_norm": loss_norm,
             "reference_gradient_norm": root_mean_square_norm(of_reference),
             "interaction_gradient_norm": interaction_norm,

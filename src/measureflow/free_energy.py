@@ -6,9 +6,14 @@ from typing import Any, TypeAlias
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
-from measureflow.interactions import interaction_gradient, interaction_mean
+from measureflow.interactions import (
+    AbstractInteractions,
+    ExactInteractions,
+    interaction_gradient,
+    interaction_mean,
+)
 from measureflow.kernels import AbstractKernel
 from measureflow.pytrees import Parameters, Particles, add, strong
 
@@ -62,11 +67,17 @@ class FreeEnergy(eqx.Module):
             return jnp.zeros(())
         return jnp.mean(jax.vmap(self.potential)(particles))
 
-    def interaction_energy(self, particles: Particles) -> Float[Array, ""]:
-        """½ ∬ W dQ_N dQ_N."""
+    def interaction_energy(
+        self,
+        particles: Particles,
+        interactions: AbstractInteractions | None = None,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, ""]:
+        """½ ∬ W dQ_N dQ_N, exact, or summed as `interactions` says."""
         if self.interaction is None:
             return jnp.zeros(())
-        return 0.5 * interaction_mean(self.interaction, particles)
+        summed = interactions or ExactInteractions()
+        return 0.5 * interaction_mean(self.interaction, particles, summed, key)
 
     def potential_gradient(self, particles: Particles) -> Particles:
         """∇V(θᵢ)."""
@@ -74,15 +85,27 @@ class FreeEnergy(eqx.Module):
             return jax.tree.map(jnp.zeros_like, particles)
         return jax.vmap(jax.grad(self.potential))(particles)
 
-    def interaction_gradient(self, particles: Particles) -> Particles:
-        """∫ ∇₁W(θᵢ, θ′) dQ_N(θ′)."""
+    def interaction_gradient(
+        self,
+        particles: Particles,
+        interactions: AbstractInteractions | None = None,
+        key: Key[Array, ""] | None = None,
+    ) -> Particles:
+        """∫ ∇₁W(θᵢ, θ′) dQ_N(θ′), exact, or summed as `interactions` says."""
         if self.interaction is None:
             return jax.tree.map(jnp.zeros_like, particles)
-        return interaction_gradient(self.interaction, particles)
+        return interaction_gradient(self.interaction, particles, interactions or ExactInteractions(), key)
 
-    def wasserstein_gradient(self, particles: Particles) -> Particles:
+    def wasserstein_gradient(
+        self,
+        particles: Particles,
+        interactions: AbstractInteractions | None = None,
+        key: Key[Array, ""] | None = None,
+    ) -> Particles:
         """∇V(θᵢ) + ∫ ∇₁W(θᵢ, θ′) dQ_N(θ′): all of ∇_W F but the entropy's part, which is noise."""
-        return add(self.potential_gradient(particles), self.interaction_gradient(particles))
+        return add(
+            self.potential_gradient(particles), self.interaction_gradient(particles, interactions, key)
+        )
 
 
 def _sum(x: Any, y: Any) -> Any:

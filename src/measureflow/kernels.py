@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
 from measureflow.measures import Gaussian
 from measureflow.pytrees import (
@@ -60,6 +60,14 @@ class AbstractRadialKernel(AbstractKernel):
     def slope(self, squared_distance: Float[Array, "..."]) -> Float[Array, "..."]:
         """φ′(s). Where φ has a cusp at s = 0 it is 0 there, so that ∇₁κ(θ, θ) = 0."""
 
+    def precisions(self, key: Key[Array, ""], count: int) -> Float[Array, " count"]:
+        """Draws of t ≥ 0 with φ(s) = φ(0) E exp(−ts/2): kernels that are radial in every dimension are such
+        mixtures (Schoenberg, 1938). √t Z, with Z standard normal, is then a frequency of the kernel."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no `precisions`, which random features need; add the method, or use "
+            "mf.RandomBatches(size)."
+        )
+
     def __call__(self, x: Parameters, y: Parameters) -> Float[Array, ""]:
         return radial(self, squared_norm(subtract(x, y)))
 
@@ -98,6 +106,10 @@ class SquaredExponential(AbstractRadialKernel):
     def slope(self, squared_distance: Float[Array, "..."]) -> Float[Array, "..."]:
         return -self.profile(squared_distance) / (2 * self.lengthscale**2)
 
+    def precisions(self, key: Key[Array, ""], count: int) -> Float[Array, " count"]:
+        """1/σ²."""
+        return jnp.broadcast_to(1 / self.lengthscale**2, (count,))
+
 
 class Matern(AbstractRadialKernel):
     """Matérn, with r = ‖x − y‖/σ:
@@ -125,6 +137,16 @@ class Matern(AbstractRadialKernel):
             factor = {1.5: -1.5 * jnp.ones_like(u), 2.5: -(5 / 6) * (1 + u)}[self.nu]
         return factor * jnp.exp(-u) / self.lengthscale**2
 
+    def precisions(self, key: Key[Array, ""], count: int) -> Float[Array, " count"]:
+        """2ν/(σ²χ²), with 2ν degrees of freedom: frequencies are Student's, and have a mean for ν > ½."""
+        if self.nu == 0.5:
+            raise ValueError(
+                "random features of Matern(nu=0.5) have infinite variance, since the kernel has a cusp; use "
+                "nu=1.5 or 2.5, or mf.RandomBatches(size)."
+            )
+        chi_squared = jax.random.chisquare(key, 2 * self.nu, (count,), self.lengthscale.dtype)
+        return 2 * self.nu / (self.lengthscale**2 * chi_squared)
+
 
 class InverseMultiquadric(AbstractRadialKernel):
     """κ(x, y) = (1 + ‖x − y‖²/σ²)^(−½)."""
@@ -136,6 +158,10 @@ class InverseMultiquadric(AbstractRadialKernel):
 
     def slope(self, squared_distance: Float[Array, "..."]) -> Float[Array, "..."]:
         return -0.5 * self.profile(squared_distance) ** 3 / self.lengthscale**2
+
+    def precisions(self, key: Key[Array, ""], count: int) -> Float[Array, " count"]:
+        """χ²/σ², with one degree of freedom: E exp(−sχ²/(2σ²)) = (1 + s/σ²)^(−½)."""
+        return jax.random.chisquare(key, 1.0, (count,), self.lengthscale.dtype) / self.lengthscale**2
 
 
 class RadialCombination(AbstractRadialKernel):
@@ -149,6 +175,15 @@ class RadialCombination(AbstractRadialKernel):
 
     def slope(self, squared_distance: Float[Array, "..."]) -> Float[Array, "..."]:
         return _weighted(self.weights, [kernel.slope(squared_distance) for kernel in self.kernels])
+
+    def precisions(self, key: Key[Array, ""], count: int) -> Float[Array, " count"]:
+        """Those of κₖ with probability wₖφₖ(0)/φ(0)."""
+        of_choice, *keys = jax.random.split(key, len(self.kernels) + 1)
+        at_zero = [kernel.profile(jnp.zeros(())) for kernel in self.kernels]
+        shares = jnp.stack(self.weights) * jnp.stack(at_zero)
+        chosen = jax.random.categorical(of_choice, jnp.log(shares), shape=(count,))
+        drawn = jnp.stack([k.precisions(of, count) for k, of in zip(self.kernels, keys, strict=True)])
+        return drawn[chosen, jnp.arange(count)]
 
 
 class KernelCombination(AbstractKernel):

@@ -201,6 +201,19 @@ class Network(eqx.Module):
         """
         return OutputsAt(self.apply, _batch(inputs))
 
+    def computed_in(self, dtype: Any) -> "Network":
+        """The network whose parameters stay what they are, and whose outputs are computed in `dtype`:
+
+            f_θ(x) in bfloat16, θ in float32, and gradients in float32 again.
+
+        On a GPU or TPU `network.computed_in(jnp.bfloat16)` is faster for wide networks. Steps are taken in
+        the precision of θ: a small one would be lost in bfloat16.
+        """
+        dtype = jnp.dtype(dtype)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(f"dtype must be of floating-point numbers, got {dtype}; try jnp.bfloat16.")
+        return Network(self.init, CastApply(self.apply, dtype.name), self.output_axis)
+
     def with_constants(self, count: int) -> "Network":
         """The network with `count` more outputs, which are parameters and do not depend on the input:
 
@@ -286,6 +299,22 @@ def _activated(names: str, units: Array) -> Array:
 
 def _affine(layer: dict[str, Array], inputs: Array) -> Array:
     return inputs @ layer["weight"] + layer["bias"][None, :]
+
+
+class CastApply(eqx.Module):
+    """f_θ(x), computed in another precision than θ has."""
+
+    apply: Callable
+    dtype: str = eqx.field(static=True)
+
+    def __call__(self, theta: PyTree, inputs: PyTree) -> Array:
+        kept = jnp.result_type(*jax.tree.leaves(theta))
+        outputs = self.apply(*jax.tree.map(self._cast, (theta, inputs)))
+        return outputs.astype(kept)
+
+    def _cast(self, leaf: ArrayLike) -> Array:
+        leaf = jnp.asarray(leaf)
+        return leaf.astype(self.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
 class ConstantsInit(eqx.Module):

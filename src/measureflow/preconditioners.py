@@ -87,8 +87,8 @@ class RMSPreconditioner(AbstractPreconditioner):
     """g = s/(√v + ε), v the running mean of squared drifts over particles and steps.
 
     `scale` s is a number, or a pytree like θ whose leaves may be scalars: where some coordinates should move
-    less than others. It adapts for `adapt_steps` steps and then freezes. While it adapts the chain has no invariant
-    law, so nothing before `adapt_steps` is a sample of q*.
+    less than others. g adapts for `adapt_steps` steps and then freezes. While it adapts the chain has no
+    invariant law, so nothing before `adapt_steps` is a sample of q*.
     """
 
     adapt_steps: Int[Array, ""] = eqx.field(converter=_adapt_steps)

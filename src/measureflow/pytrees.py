@@ -115,19 +115,27 @@ def inner_products(x: Particles, y: OtherParticles) -> Float[Array, "n m"]:
     return functools.reduce(jnp.add, jax.tree.leaves(products))
 
 
-def squared_distances(x: Particles, y: OtherParticles) -> Float[Array, "n m"]:
-    """‖xᵢ − yⱼ‖². Coincident points have distance exactly zero.
+def centred(particles: Particles) -> Particles:
+    """θᵢ − the mean of all."""
+    return jax.tree.map(lambda leaf: leaf - jnp.mean(leaf, axis=0, keepdims=True), particles)
 
-    In many dimensions distances come from inner products, after centring, without which close
-    particles would lose their distances to cancellation. What is left below the resolution of
-    that subtraction counts as coincident.
+
+def squared_distances(x: Particles, y: OtherParticles) -> Float[Array, "n m"]:
+    """‖xᵢ − yⱼ‖². Coincident points have distance exactly zero."""
+    centre = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0, keepdims=True), y)
+    return centred_squared_distances(subtract(x, centre), subtract(y, centre))
+
+
+def centred_squared_distances(x: Particles, y: OtherParticles) -> Float[Array, "n m"]:
+    """‖xᵢ − yⱼ‖² of particles about the origin.
+
+    In many dimensions distances come from inner products; far from the origin, close particles would lose
+    them to cancellation. What is left below the resolution of that subtraction counts as coincident.
     """
     if dimension(jax.tree.map(lambda leaf: leaf[0], x)) <= _DIRECT_DIMENSIONS:
         columns = zip(as_matrix(x).T, as_matrix(y).T, strict=True)
         terms = [jnp.square(a[:, None] - b[None, :]) for a, b in columns]
         return functools.reduce(jnp.add, terms)
-    centre = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0, keepdims=True), y)
-    x, y = subtract(x, centre), subtract(y, centre)
     size = _squared_sizes(x)[:, None] + _squared_sizes(y)[None, :]
     distance = size - 2 * inner_products(x, y)
     resolution = 8 * jnp.finfo(distance.dtype).eps

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Key, PyTree
 from tqdm.auto import tqdm
 
@@ -39,6 +40,7 @@ from measureflow.problem import (
 )
 from measureflow.pytrees import Parameters, Particles, dimension
 from measureflow.schedules import CosineDecay
+from measureflow.sharding import PARTICLES, place, require_mesh
 from measureflow.solve import run
 
 METHODS = ("DRLE", "DRE", "DLE", "DE", "FD-GVI")
@@ -73,7 +75,8 @@ CANDIDATES = {
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """How an ensemble is trained. `prior_weight=None` is chosen on held-out rows, and with `calibrate` so is
-    the spread of its predictive law, which must be Normal's or Student's then."""
+    the spread of its predictive law, which must be Normal's or Student's then. Particles are cut over the
+    axis "particles" of a `mesh`."""
 
     method: str = "DRLE"
     particles: int = 20
@@ -84,6 +87,7 @@ class Recipe:
     batch_size: int = 100
     steps: int = 10_000
     calibrate: bool = True
+    mesh: Mesh | None = None
 
     @property
     def langevin(self) -> bool:
@@ -99,10 +103,10 @@ class Recipe:
 
 
 def steps_for(rows: int, parameters: int, *, classes: bool) -> int:
-    """40 steps a row up to 10,000, then 20 a row up to 60,000; where targets are classes a fifth, and then a
-    tenth of that. Fewer for networks of more than 20,000 parameters, whose steps cost more."""
-    few, many = (2_000, 2 * rows) if classes else (10_000, 20 * rows)
-    steps = max(min(40 * rows, few), min(many, 60_000))
+    """40 steps a row, from 4,000 to 10,000, then 20 a row up to 60,000; where targets are classes a fifth,
+    then a tenth of that. Fewer for networks of more than 20,000 parameters, whose steps cost more."""
+    fewest, few, many = (800, 2_000, 2 * rows) if classes else (4_000, 10_000, 20 * rows)
+    steps = max(fewest, min(40 * rows, few), min(many, 60_000))
     return max(int(steps * min(1.0, 20_000 / parameters)), _BLOCK)
 
 
@@ -189,6 +193,7 @@ class Program(eqx.Module):
     particles: int = eqx.field(static=True)
     batch_size: int | None = eqx.field(static=True)
     longest: int = eqx.field(static=True)
+    mesh: Mesh | None = eqx.field(static=True)
 
     def problem(self, numbers: Float[Array, "2"]) -> Problem:
         loss = NegativeLogLikelihood(self.network, self.likelihood)
@@ -200,7 +205,11 @@ class Program(eqx.Module):
         # It adapts to the end: the run is annealed, and no part of it samples a fixed law.
         preconditioner = RMSPreconditioner(np.iinfo(np.int32).max, scale=_step_scales(self.prior))
         schedule = CosineDecay(self.step_size, numbers[1])
-        return WassersteinFlow(schedule, preconditioner, momentum=self.momentum)
+        flow = WassersteinFlow(schedule, preconditioner, momentum=self.momentum)
+        return flow if self.mesh is None else flow.on(self.mesh)
+
+    def _spread(self, flow: AbstractFlow, state: Any) -> Any:
+        return state if self.mesh is None else flow.spread(state, self.mesh)
 
     def start(self, initial: Particles | None, numbers: Float[Array, "2"], key: Key[Array, ""]) -> Any:
         """Q₀ = P, or `initial`; for FD-GVI a narrow Gaussian around a network as it is initialised."""
@@ -210,17 +219,20 @@ class Program(eqx.Module):
             measure = Gaussian(self.network.init(key), narrow)
         elif initial is None:
             measure = self.prior.sample(key, self.particles)
-        return self.flow(numbers).init(self.problem(numbers), measure)
+        flow = self.flow(numbers)
+        return self._spread(flow, flow.init(self.problem(numbers), measure))
 
     def advance(self, state: Any, data: PyTree, numbers: Float[Array, "2"], key: Key[Array, ""]) -> Any:
         """The state `_BLOCK` steps later."""
         problem, flow = self.problem(numbers), self.flow(numbers)
-        return run(problem, flow, state, data, key, _BLOCK, batch_size=self.batch_size)
+        state = run(problem, flow, state, data, key, _BLOCK, batch_size=self.batch_size)
+        return self._spread(flow, state)
 
     def members(self, state: Any, numbers: Float[Array, "2"], key: Key[Array, ""]) -> Particles:
         """The particles of a state, or as many draws from the Gaussian it stands for."""
         measure = self.flow(numbers).measure(state)
-        return measure.particles if isinstance(measure, Empirical) else measure.sample(key, self.particles)
+        drawn = measure.particles if isinstance(measure, Empirical) else measure.sample(key, self.particles)
+        return drawn if self.mesh is None else place(self.mesh, drawn)
 
     def log_densities(
         self, spreads: Float[Array, " s"] | None, particles: Particles, inputs: Array, targets: Array
@@ -390,7 +402,10 @@ class Trainer:
         parts = [(table, *rows) for table, several in zip(tables, cut, strict=True) for rows in several]
         trained = [table.rows(train) for table, train, _ in parts]
         held_out = [table.rows(out) for table, _, out in parts]
-        run = _Run(self, trained, [list(candidates)] * len(parts), CHOOSING_PARTICLES, steps, key)
+        # On a mesh, the next number of particles that its devices can share.
+        devices = 1 if self.recipe.mesh is None else self.recipe.mesh.shape[PARTICLES]
+        particles = -(-CHOOSING_PARTICLES // devices) * devices
+        run = _Run(self, trained, [list(candidates)] * len(parts), particles, steps, key)
         spreads = jnp.asarray(SPREADS, jnp.float32) if self.recipe.calibrate else None
         densities = run.log_densities(run.to_the_end(bar), held_out, spreads)
         choices, first = [], 0
@@ -426,6 +441,7 @@ class _Run:
             batch_size=recipe.batch_size if recipe.batch_size < self.data[0].shape[1] else None,
             # Adam's schedule is part of the program; all other numbers of steps are data.
             longest=steps if recipe.method == "FD-GVI" else 0,
+            mesh=recipe.mesh,
         )
         numbers = [
             [(candidate.prior_weight / table.cases, candidate.steps * steps) for candidate in row]
@@ -434,6 +450,12 @@ class _Run:
         self.numbers = jnp.asarray(numbers, jnp.float32)
         keys = jax.vmap(lambda k: jax.random.split(k, 3))(jax.random.split(key, len(tables)))
         self.start_keys, self.run_keys, self.draw_keys = keys.T
+        if recipe.mesh is not None:
+            require_mesh(recipe.mesh, particles)
+            self.program, self.data, self.numbers, self.start_keys, self.run_keys, self.draw_keys = place(
+                recipe.mesh,
+                (self.program, self.data, self.numbers, self.start_keys, self.run_keys, self.draw_keys),
+            )
 
     def to_the_end(
         self, bar: Any, initial: Particles | None = None, best: "_Best | None" = None

@@ -1,6 +1,8 @@
 """The compiled loop: from a problem, a flow and a beginning to a measure."""
 
+import contextlib
 import dataclasses
+import math
 import sys
 import time
 import warnings
@@ -10,14 +12,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from tqdm.auto import tqdm
 
 from measureflow.batches import (
     AbstractBatches,
-    Arrays,
-    Stream,
-    batch_source,
     data_key,
     on_device,
 )
@@ -30,7 +30,9 @@ from measureflow.problem import Problem
 from measureflow.pytrees import particle_count
 from measureflow.saving.container import PathLike
 from measureflow.saving.documents import save
+from measureflow.sharding import agreed, place, place_batches, require_mesh
 from measureflow.signals import Signals
+from measureflow.sources import AbstractSource, batch_source
 from measureflow.validation import require_count, typed_key
 
 # The shapes of one compiled call: how many records and scheduled step sizes it can hold. Fixed, so that
@@ -158,6 +160,7 @@ def _chunk(
     key: Key[Array, ""],
     records: Int[Array, ""],
     steps: Int[Array, ""],
+    mesh: Mesh | None,
 ) -> tuple[Any, dict[str, Array]]:
     """`records` times: record the state, then take `steps` steps. All counts are data."""
 
@@ -171,7 +174,8 @@ def _chunk(
         return _advance(problem, flow, state, batches, key, steps), table
 
     table = jax.tree.map(lambda leaf: jnp.zeros((_RECORDS,), leaf.dtype), jax.eval_shape(observe, state))
-    return jax.lax.fori_loop(0, records, body, (state, table))
+    state, table = jax.lax.fori_loop(0, records, body, (state, table))
+    return (state, table) if mesh is None else (flow.spread(state, mesh), place(mesh, table))
 
 
 class _Log:
@@ -204,8 +208,9 @@ class _Log:
 
 
 @eqx.filter_jit
-def _finite(flow: AbstractFlow, state: Any) -> Bool[Array, " n"]:
-    return flow.finite(state)
+def _finite(flow: AbstractFlow, state: Any, mesh: Mesh | None) -> Bool[Array, " n"]:
+    finite = flow.finite(state)
+    return finite if mesh is None else place(mesh, finite)
 
 
 def _next_call(step: int, end: int, record_every: int, budget: int) -> tuple[int, int]:
@@ -234,6 +239,7 @@ def solve(
     progress: bool = False,
     checkpoint: Checkpoint | None = None,
     on_divergence: str = "raise",
+    mesh: Mesh | None = None,
 ) -> Solution:
     """Follow `flow` for `steps` steps from `initial`.
 
@@ -246,6 +252,9 @@ def solve(
     `steps` may have grown. Ctrl-C and SIGTERM stop after the steps under way and raise `Interrupted`, which
     holds the solution so far; a second Ctrl-C stops at once. `on_divergence="restart"` lets particles that
     leave the finite numbers go on as copies of those with the smallest loss.
+
+    With a `mesh` of devices, of one process or of many, the particles are cut over its axis "particles", and
+    if it has an axis "batch", the cases of a batch over that. The result is the same up to rounding.
     """
     steps = require_count("steps", steps, 0, "it counts the steps to take from `initial`.")
     if record_every is not None:
@@ -260,10 +269,13 @@ def solve(
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         raise TypeError(f"checkpoint must be a Checkpoint, got {checkpoint!r}; pass mf.Checkpoint(folder).")
     key = typed_key(key)
-    source = batch_source(data, batch_size)
+    source = batch_source(data, batch_size, key)
     is_state = isinstance(initial, ParticleState | ParametricState)
     state = flow.resume(problem, initial) if is_state else flow.init(problem, initial)
     _warn_of_loneliness(problem, state)
+    if mesh is not None:
+        count = particle_count(state.particles) if isinstance(state, ParticleState) else 1
+        flow.on(require_mesh(mesh, count))
     store = None
     if checkpoint is not None:
         made_of = fingerprint(
@@ -276,12 +288,13 @@ def solve(
             on_divergence=on_divergence,
         )
         store = Store(checkpoint, made_of)
-    run = _Run(problem, flow, key, source, on_divergence, store)
-    try:
-        return run.from_state(state, steps, record_every, progress)
-    finally:
-        if store is not None:
-            store.close()
+    run = _Run(problem, flow, key, source, on_divergence, store, mesh)
+    with contextlib.closing(source):
+        try:
+            return run.from_state(state, steps, record_every, progress)
+        finally:
+            if store is not None:
+                store.close()
 
 
 class _Run:
@@ -292,22 +305,39 @@ class _Run:
         problem: Problem,
         flow: AbstractFlow,
         key: Array,
-        source: Arrays | Stream,
+        source: AbstractSource,
         on_divergence: str,
         store: Store | None,
+        mesh: Mesh | None,
     ):
         self.problem, self.flow, self.key, self.source = problem, flow, key, source
-        self.on_divergence, self.store = on_divergence, store
+        self.on_divergence, self.store, self.mesh = on_divergence, store, mesh
+        if mesh is not None:
+            self.problem, self.flow, self.key = place(mesh, (problem, flow.on(mesh), key))
+        self.placed: tuple[AbstractBatches, AbstractBatches] | None = None
         self.restarts: list[Restart] = []
         # How many steps the next compiled call may take, found by the clock.
         self.budget = min(source.most, 16)
 
+    def _take(self, first: int, count: int) -> AbstractBatches:
+        """The batches of `count` steps from `first` on, where the steps are taken."""
+        batches = self.source.take(first, count)
+        if self.mesh is None:
+            return batches
+        if self.placed is None or self.placed[0] is not batches:
+            self.placed = (batches, place_batches(self.mesh, batches))
+        return self.placed[1]
+
     def call(self, state: Any, batches: AbstractBatches, records: int, steps: int) -> tuple[Any, dict]:
         flow = self.flow.tabulated(int(state.step), max(records * steps, 1), _SCHEDULED)
         counts = (jnp.asarray(records, jnp.int32), jnp.asarray(steps, jnp.int32))
-        return _chunk(self.problem, flow, state, batches, self.key, *counts)
+        if self.mesh is not None:
+            flow, counts = place(self.mesh, (flow, counts))
+        return _chunk(self.problem, flow, state, batches, self.key, *counts, self.mesh)
 
     def from_state(self, state: Any, steps: int, record_every: int | None, progress: bool) -> Solution:
+        if self.mesh is not None:
+            state = self.flow.spread(state, self.mesh)
         first, end = int(state.step), int(state.step) + steps
         saved = None if self.store is None else self.store.latest(state)
         if saved is None:
@@ -320,7 +350,7 @@ class _Run:
             tqdm(total=steps, initial=int(state.step) - first, unit="step", disable=not progress) as bar,
             Signals() as signals,
         ):
-            while int(state.step) < end and signals.caught is None:
+            while int(state.step) < end and not agreed(signals.caught is not None):
                 state = self._next(state, end, bar)
                 if self.store is not None and self.store.is_due(int(state.step)) and int(state.step) < end:
                     self._save(state)
@@ -329,29 +359,30 @@ class _Run:
             self._save(state)
             # Here, so that a signal does not cut the writing off.
             is_saved = self.store is not None and self.store.holds(int(state.step))
-        if signals.caught is not None:
-            raise self._interrupted(state, signals.caught, end, is_saved)
+        if int(state.step) < end or signals.caught is not None:
+            raise self._interrupted(state, signals.caught or "a signal to another process", end, is_saved)
         return self._solution(state)
 
     def _next(self, state: Any, end: int, bar: Any) -> Any:
         """The state after the next compiled call, or a few steps later with some particles restarted."""
-        began, step = time.perf_counter(), int(state.step)
+        began, step, last = time.perf_counter(), int(state.step), end
         if self.store is not None:
             every = self.store.checkpoint.every
             end = min(end, (step // every + 1) * every)
         possible = self._with_batches(state, min(self.budget, end - step))
         records, each = _next_call(step, end, self.log.record_every, possible)
-        batches = self.source.take(step, records * each)
+        batches = self._take(step, records * each)
+        # While the next line runs.
+        self.source.ahead(lambda i: math.prod(_next_call(i, last, self.log.record_every, self.budget)))
         after, table = self.call(state, batches, records, each)
-        if not np.all(_finite(self.flow, after)):
+        if not np.all(_finite(self.flow, after, self.mesh)):
             after = self._diverged(state, batches, records * each)
-            self.source.give_back(records * each - (int(after.step) - step))
         else:
             self.log.add(table, records)
             bar.set_postfix(loss=f"{float(table['loss'][records - 1]):.4g}", refresh=False)
         taken = int(after.step) - step
         rate = taken / (time.perf_counter() - began)
-        self.budget = int(np.clip(rate * _SECONDS, 1, min(self.source.most, 8 * self.budget)))
+        self.budget = agreed(int(np.clip(rate * _SECONDS, 1, min(self.source.most, 8 * self.budget))))
         bar.update(taken)
         return after
 
@@ -364,7 +395,7 @@ class _Run:
         notes = {
             "record_every": self.log.record_every,
             "restarts": [restart._asdict() for restart in self.restarts],
-            "source": self.source.position(),
+            "source": self.source.position(int(state.step)),
         }
         self.store.save(int(state.step), Saved(state, dict(self.log.history()), notes))
 
@@ -379,7 +410,7 @@ class _Run:
         self.restarts = [
             Restart(r["step"], tuple(r["lost"]), tuple(r["copied"])) for r in saved.notes["restarts"]
         ]
-        self.source.skip(step - first, saved.notes["source"])
+        self.source.skip(step, step - first, saved.notes["source"])
         if step == end and not self.log.reaches(end):
             self._with_batches(saved.state, 1)
         done = "finished" if step == end else f"resuming at step {step} of {end}"
@@ -396,12 +427,12 @@ class _Run:
 
     def _record(self, state: Any) -> None:
         """The state as it is: no step is taken."""
-        _, table = self.call(state, self.source.take(int(state.step), 0), 1, 0)
+        _, table = self.call(state, self._take(int(state.step), 0), 1, 0)
         self.log.add(table, 1, always=True)
 
     def _with_batches(self, state: Any, wanted: int) -> int:
         """How many of the next steps have a batch."""
-        steps = self.source.prefetch(wanted)
+        steps = self.source.prefetch(int(state.step), wanted)
         if steps == 0:
             raise DataExhaustedError(
                 f"the iterator of batches ended at step {int(state.step)}; pass one that goes on, or a "
@@ -412,7 +443,7 @@ class _Run:
         return steps
 
     def _require_finite_start(self, state: Any) -> None:
-        if not np.all(_finite(self.flow, state)):
+        if not np.all(_finite(self.flow, state, self.mesh)):
             raise ValueError("initial holds numbers that are not finite; check it for NaN and infinities.")
         loss = self.log.rows[0]["loss"]
         if not np.isfinite(loss) and not self._can_restart(state):
@@ -424,7 +455,7 @@ class _Run:
     def _can_restart(self, state: Any) -> bool:
         if self.on_divergence != "restart":
             return False
-        losses = _losses(self.problem, state, self.source.take(int(state.step), 0), self.key)
+        losses = _losses(self.problem, state, self._take(int(state.step), 0), self.key, self.mesh)
         return bool(np.any(np.isfinite(losses)))
 
     def _diverged(self, state: Any, batches: AbstractBatches, steps: int) -> Any:
@@ -434,11 +465,11 @@ class _Run:
         while bad - good > 1:
             middle = (good + bad) // 2
             tried, _ = self.call(state, batches, 1, middle)
-            good, bad = (middle, bad) if np.all(_finite(self.flow, tried)) else (good, middle)
+            good, bad = (middle, bad) if np.all(_finite(self.flow, tried, self.mesh)) else (good, middle)
         last, table = self.call(state, batches, 1, good)
         self.log.add(table, 1)
         failed, _ = self.call(state, batches, 1, bad)
-        finite = np.asarray(_finite(self.flow, failed))
+        finite = np.asarray(_finite(self.flow, failed, self.mesh))
         lost, step = np.flatnonzero(~finite), int(state.step) + bad
         if self.on_divergence == "restart" and finite.any() and len(self.restarts) < _MOST_RESTARTS:
             return self._restarted(last, batches, lost, step)
@@ -452,7 +483,7 @@ class _Run:
         )
 
     def _restarted(self, last: Any, batches: AbstractBatches, lost: np.ndarray, step: int) -> Any:
-        losses = np.asarray(_losses(self.problem, last, batches, self.key))
+        losses = np.asarray(_losses(self.problem, last, batches, self.key, self.mesh))
         left = np.setdiff1d(np.arange(len(losses)), lost)
         known = left[np.isfinite(losses[left])]
         left = known if len(known) else left
@@ -471,12 +502,17 @@ class _Run:
 
 @eqx.filter_jit
 def _losses(
-    problem: Problem, state: ParticleState, batches: AbstractBatches, key: Key[Array, ""]
+    problem: Problem,
+    state: ParticleState,
+    batches: AbstractBatches,
+    key: Key[Array, ""],
+    mesh: Mesh | None,
 ) -> Float[Array, " n"]:
     """ℓ of every particle, on the batch of its step."""
     loss = problem.loss_energy(batches.at(state.step, data_key(key))).potential
     assert loss is not None
-    return jax.vmap(loss)(state.particles)
+    losses = jax.vmap(loss)(state.particles)
+    return losses if mesh is None else place(mesh, losses)
 
 
 def _warn_of_loneliness(problem: Problem, state: Any) -> None:

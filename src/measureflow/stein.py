@@ -8,7 +8,7 @@ from measureflow.free_energy import FreeEnergy
 from measureflow.kernels import InverseMultiquadric, median_heuristic
 from measureflow.pytrees import (
     Particles,
-    add,
+    centred,
     dimension,
     inner_products,
     particle_count,
@@ -54,12 +54,12 @@ def kernel_stein_discrepancy(particles: Particles, score: Particles) -> Float[Ar
         jnp.stack(
             [
                 jnp.sum((a * b).reshape(a.shape[0], -1), axis=1)
-                for a, b in zip(jax.tree.leaves(score), jax.tree.leaves(_centred(particles)), strict=True)
+                for a, b in zip(jax.tree.leaves(score), jax.tree.leaves(centred(particles)), strict=True)
             ]
         ),
         axis=0,
     )
-    cross = inner_products(score, _centred(particles))
+    cross = inner_products(score, centred(particles))
     drift = own[:, None] + own[None, :] - cross - cross.T
     number = dimension(jax.tree.map(lambda leaf: leaf[0], particles))
     stein = (
@@ -69,7 +69,3 @@ def kernel_stein_discrepancy(particles: Particles, score: Particles) -> Float[Ar
         - 2 * number * slope
     )
     return jnp.sqrt(jnp.maximum(jnp.mean(stein), 0.0))
-
-
-def _centred(particles: Particles) -> Particles:
-    return add(particles, jax.tree.map(lambda leaf: -jnp.mean(leaf, axis=0, keepdims=True), particles))

@@ -75,6 +75,8 @@ def _describe_estimator(estimator: Any) -> tuple[str, dict[str, Any]]:
             stacklevel=3,
         )
         settings["random_state"] = None
+    # The devices of a mesh belong to this process.
+    del settings["mesh"]
     # Its keys are pairs.
     fitted["validation_scores_"] = tuple(fitted["validation_scores_"].items())
     return kind, {"settings": settings, "fitted": fitted}

@@ -1,0 +1,110 @@
+"""Writes docs/benchmarks.md and its pictures from a folder of `python -m benchmarks`.
+
+python -m benchmarks.page FOLDER [DOCS]
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks import tables
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+INTRODUCTION = """\
+# Benchmarks
+
+What `make bench` measured on the machine below. A time by itself says little, so everything is a ratio
+within one run: all contenders of a comparison take turns, round after round, and the median of their
+ratio over the rounds is shown, with its quartiles in brackets. Compiling is not counted, except in whole
+fits.
+"""
+
+OVERHEAD = """\
+## A step against its bare arithmetic
+
+The baselines are plain JAX, one compiled loop that imports nothing from measureflow: the vmapped gradient
+step, and the same with normal draws of the particles' shape from `jax.random.normal`. The four ensembles
+run by `mf.run` inside one `jit`; *by solve* is `mf.solve` with its history. In brackets, multiples of the
+first column. For the paper's toys the baseline is the sum of the kernel's gradient over all pairs, and
+the draws.
+
+![Bars: a step of each contender as a multiple of the bare step.](assets/benchmarks/overhead.png)
+"""
+
+PEERS = """\
+## Other libraries
+
+Each is called as its own documentation says, on the same target with the same particles, and only if it
+is installed. DLE is stochastic gradient Langevin dynamics, so it is what the SGLD of BlackJAX and
+posteriors does; DRLE does more. SteinVI moves its particles by their gradients and their kernel, as DRLE
+does.
+{apart}
+![Bars: how many times faster measureflow is than each peer, logarithmic.](assets/benchmarks/peers.png)
+"""
+
+APART = """\
+Before anything is timed, each one's drift, or sum, is compared with that of the target; the largest
+difference was {apart:.0e} of the largest entry.
+"""
+
+FITS = """\
+A whole fit of scikit-learn's diabetes data: bde with the settings of its documentation's regression
+example, ours with its defaults, which also choose the prior's weight on held-out rows, and ours with
+bde's statement and work (the Bayes posterior, as many steps as it trains, warms up and samples). The
+networks and their number are equal. Each is a fresh process that fits twice: the first fit compiles, the
+second reuses what it can.
+"""
+
+GROWTH = """\
+## Growth
+
+A DRLE step with exact interactions, along one axis at a time. The exponent is the slope of logarithms
+over the larger half of the sizes. Memory is what the compiled program needs beside its arguments and
+results.
+
+![Log-log plots of time and memory against size, with fitted slopes.](assets/benchmarks/growth.png)
+"""
+
+TARGETS = """\
+## Targets
+
+What was promised, and whether it holds in this run.
+"""
+
+
+def page(results: dict[str, Any]) -> str:
+    """The whole page; only what was run is shown."""
+    parts = [INTRODUCTION, tables.machine_line(results) + "\n"]
+    if results.get("overhead"):
+        parts += [OVERHEAD, tables.overhead(results["overhead"]) + "\n"]
+    if results.get("peers"):
+        cases = results["peers"]
+        apart = tables.disagreement(cases)
+        parts.append(PEERS.format(apart="" if apart is None else "\n" + APART.format(apart=apart)))
+        parts.append(tables.peers(cases) + "\n")
+        if tables.scores(cases):
+            parts += [FITS, tables.scores(cases) + "\n"]
+        if tables.left_out(cases):
+            parts.append(tables.left_out(cases) + "\n")
+    if results.get("growth"):
+        parts += [GROWTH, tables.growth(results["growth"]) + "\n"]
+    if tables.targets(results):
+        parts += [TARGETS, tables.targets(results) + "\n"]
+    return "\n".join(parts)
+
+
+def write(folder: Path, docs: Path) -> None:
+    """The page, and the pictures that it shows."""
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    pictures = docs / "assets" / "benchmarks"
+    pictures.mkdir(parents=True, exist_ok=True)
+    for picture in folder.glob("*.png"):
+        shutil.copy(picture, pictures / picture.name)
+    (docs / "benchmarks.md").write_text(page(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else DOCS)

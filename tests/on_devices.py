@@ -1,0 +1,166 @@
+"""Runs that test_sharding.py starts in processes of their own: devices are counted when JAX starts.
+
+python on_devices.py OUT [COORDINATOR NUMBER]: every case on a mesh of all devices, of this process or of two.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+
+if __name__ == "__main__" and len(sys.argv) > 2:
+    jax.distributed.initialize(sys.argv[2], 2, int(sys.argv[3]))
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType
+
+import measureflow as mf
+from measureflow.batches import Whole
+
+# The package's name for it is the function.
+solving = sys.modules["measureflow.solve"]
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 3)).astype(np.float32)
+DATA = (X, X.sum(axis=1))
+PRIOR = mf.Gaussian({"b": jnp.zeros(()), "w": jnp.zeros(3)}, 1.0)
+KERNEL = mf.SquaredExponential(1.0)
+ADAPTIVE = mf.WassersteinFlow(1e-2, mf.RMSPreconditioner(5), momentum=0.5)
+
+
+def loss(theta, batch):
+    x, y = batch
+    return jnp.mean((x @ theta["w"] + theta["b"] - y) ** 2)
+
+
+class Product(mf.kernels.AbstractKernel):
+    def __call__(self, x, y):
+        return jnp.exp(0.1 * jnp.sum(x["w"] * y["w"]))
+
+
+PROBLEMS = {
+    "DE": mf.deep_ensemble(loss),
+    "DLE": mf.deep_langevin_ensemble(loss, PRIOR, kl=0.01),
+    "DRE": mf.deep_repulsive_ensemble(loss, PRIOR, KERNEL, mmd=0.1),
+    "DRLE": mf.deep_repulsive_langevin_ensemble(loss, PRIOR, KERNEL, mmd=0.1, kl=0.01),
+}
+START = PRIOR.sample(jax.random.key(0), 16)
+EMPIRICAL = mf.Empirical(PRIOR.sample(jax.random.key(1), 8))
+
+#: name: (problem, flow, batch size)
+CASES = {
+    f"{name}, {'batches' if size else 'all data'}": (problem, ADAPTIVE, size)
+    for name, problem in PROBLEMS.items()
+    for size in (None, 16)
+}
+MORE = {
+    "optimiser": (PROBLEMS["DRE"], mf.WassersteinFlow(optimiser=optax.adam(1e-2)), 16),
+    "random batches": (PROBLEMS["DRLE"], mf.WassersteinFlow(1e-2, interactions=mf.RandomBatches(4)), 16),
+    "random features": (PROBLEMS["DRLE"], mf.WassersteinFlow(1e-2, interactions=mf.RandomFeatures(5)), 16),
+    "any kernel": (
+        mf.Problem(loss, 0.1 * mf.SquaredMMD(EMPIRICAL, Product() + KERNEL.on(mf.Whiten(PRIOR)))),
+        ADAPTIVE,
+        16,
+    ),
+}
+
+
+def run(case, mesh=None):
+    problem, flow, batch_size = case
+    return mf.solve(problem, flow, START, 12, jax.random.key(3), data=DATA, batch_size=batch_size, mesh=mesh)
+
+
+def differences(case, mesh):
+    """The largest of particles, relative to the largest; of history, relative to each column's."""
+    alone, spread = run(case), run(case, mesh)
+    found = multihost_utils.process_allgather(spread.measure.particles, tiled=True)
+    pairs = zip(jax.tree.leaves(alone.measure.particles), jax.tree.leaves(found), strict=True)
+    particles = max(float(np.max(np.abs(a - b)) / np.max(np.abs(a))) for a, b in pairs)
+    columns = [(alone.history[name], spread.history[name]) for name in alone.history]
+    known = [(a, b) for a, b in columns if np.isfinite(a).any()]
+    history = max(float(np.nanmax(np.abs(a - b)) / max(np.nanmax(np.abs(a)), 1e-6)) for a, b in known)
+    leaf = jax.tree.leaves(spread.measure.particles)[0]
+    return {"particles": particles, "history": history, "shard": leaf.addressable_shards[0].data.shape[0]}
+
+
+def mesh_of(*sizes):
+    names = ("particles", "batch")[: len(sizes)]
+    devices = jax.devices()[: int(np.prod(sizes))]
+    return jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
+
+
+def compiled(devices, n=8192, dimensions=64):
+    """The program of a DRLE chunk for many particles, on so many devices."""
+    prior = mf.Gaussian(jnp.zeros(dimensions), 1.0)
+    problem = mf.deep_repulsive_langevin_ensemble(jnp.sum, prior, KERNEL, mmd=0.1, kl=0.01)
+    mesh, flow = mesh_of(devices), mf.WassersteinFlow(1e-2)
+    placed = flow.on(mesh)
+    state = placed.spread(flow.init(problem, jnp.zeros((n, dimensions))), mesh)
+    one = jnp.ones((), jnp.int32)
+    arguments = (problem, placed, state, Whole(None), jax.random.key(0), one, one, mesh)
+    return eqx.filter_jit(solving._chunk.__wrapped__).lower(*arguments).compile()
+
+
+def memory(devices):
+    """Bytes on one device: arguments and results, and what is needed in between; and what is sent around."""
+    program = compiled(devices).compiled
+    analysis = program.memory_analysis()
+    sizes = (analysis.argument_size_in_bytes, analysis.output_size_in_bytes, analysis.temp_size_in_bytes)
+    sent = {name: program.as_text().count(f" {name}(") for name in ("collective-permute", "all-gather")}
+    return {"state": sizes[0] + sizes[1], "between": sizes[2], **sent}
+
+
+def refusals():
+    """What is said of a mesh that does not fit."""
+
+    def said(**options):
+        problem, flow, _ = CASES["DRLE, batches"]
+        arguments = {"data": DATA, "batch_size": 16, "initial": START, "flow": flow} | options
+        try:
+            mf.solve(problem, steps=1, key=jax.random.key(0), **arguments)
+        except (TypeError, ValueError) as error:
+            return str(error)
+
+    odd = PRIOR.sample(jax.random.key(0), 12)
+    explicit = jax.make_mesh((8,), ("particles",), axis_types=(AxisType.Explicit,))
+    renamed = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    gaussian = mf.ParametricFlow(mf.MeanFieldGaussian(), optax.adam(1e-2), samples=2)
+    return {
+        "12 particles": said(mesh=mesh_of(8), initial=odd),
+        "a batch of 15": said(mesh=mesh_of(4, 2), batch_size=15),
+        "explicit": said(mesh=explicit),
+        "renamed": said(mesh=renamed),
+        "devices": said(mesh=jax.devices()),
+        "no particles": said(mesh=mesh_of(1), flow=gaussian),
+        "fine": said(mesh=mesh_of(8)),
+    }
+
+
+def estimators():
+    """The largest difference of predictions, in standard deviations of the target."""
+    y = DATA[1]
+    settings = {"hidden": (4,), "particles": 8, "steps": 500, "random_state": 0, "prior_weight": 1}
+    alone, spread = (
+        mf.EnsembleRegressor(mesh=mesh, **settings).fit(X, y).predict(X) for mesh in (None, mesh_of(8))
+    )
+    return float(np.max(np.abs(alone - spread)) / np.std(y))
+
+
+def main():
+    several = len(sys.argv) > 2
+    meshes = {"2 processes": mesh_of(2)} if several else {"8": mesh_of(8), "4 x 2": mesh_of(4, 2)}
+    found = {name: {m: differences(case, mesh) for m, mesh in meshes.items()} for name, case in CASES.items()}
+    if not several:
+        found |= {name: {"8": differences(case, meshes["8"])} for name, case in MORE.items()}
+        found |= {"memory": {str(devices): memory(devices) for devices in (1, 2, 4, 8)}}
+        found |= {"refusals": refusals(), "estimators": estimators()}
+    if jax.process_index() == 0:
+        Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
