@@ -68,8 +68,8 @@ def _scaled_repulsion(factor):
     def patch(monkeypatch):
         right = flows.FreeEnergy.interaction_gradient
 
-        def wrong(energy, particles):
-            return jax.tree.map(lambda leaf: factor * leaf, right(energy, particles))
+        def wrong(energy, particles, *how):
+            return jax.tree.map(lambda leaf: factor * leaf, right(energy, particles, *how))
 
         monkeypatch.setattr(flows.FreeEnergy, "interaction_gradient", wrong)
 

@@ -63,7 +63,7 @@ def model_of(target: Target) -> Callable[..., None]:
         }
         mean = network(_layers(values), x)
         with numpyro.plate("cases", cases):
-            scale = (TEMPERATURE * cases) ** 0.5
+            scale = (TEMPERATURE * cases / 2) ** 0.5
             numpyro.sample("y", dist.Normal(mean[:, 0], scale), obs=y[:, 0])
 
     return model
