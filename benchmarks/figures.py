@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from benchmarks.timing import larger_half
 from measureflow.paper.claims import COLOURS
 
 Result = dict[str, Any]
@@ -84,8 +85,10 @@ def growth(axes: list[Result]) -> Figure:
 def _growth_panel(panel: Axes, found: Result) -> None:
     sizes, values = np.array(found["sizes"], float), np.array(found["values"], float)
     panel.loglog(sizes, values, "o-", color=COLOURS["DRLE"], markersize=4)
-    fitted = values[-1] * (sizes / sizes[-1]) ** found["exponent"]
-    panel.loglog(sizes, fitted, "k--", linewidth=1, label=f"slope {found['exponent']:.2f}")
+    first = larger_half(found["sizes"])
+    middle = np.exp(np.mean(np.log(values[first:]))), np.exp(np.mean(np.log(sizes[first:])))
+    fitted = middle[0] * (sizes[first:] / middle[1]) ** found["exponent"]
+    panel.loglog(sizes[first:], fitted, "k--", linewidth=1, label=f"slope {found['exponent']:.2f}")
     panel.set_title(found["title"], fontsize=9)
     panel.set_xlabel(found["axis"])
     panel.set_ylabel({"seconds": "seconds a step", "bytes": "bytes"}[found["unit"]])

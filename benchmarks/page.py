@@ -39,8 +39,8 @@ PEERS = """\
 
 Each is called as its own documentation says, on the same target with the same particles, and only if it
 is installed. DLE is stochastic gradient Langevin dynamics, so it is what the SGLD of BlackJAX and
-posteriors does; DRLE does more. SteinVI moves its particles by their gradients and their kernel, as DRLE
-does.
+posteriors does; DRLE does more. NumPyro's SVGD moves its particles by their gradients and their kernel,
+as DRLE does; its SteinVI has a Gaussian in each particle's place, here with a single draw.
 {apart}
 ![Bars: how many times faster measureflow is than each peer, logarithmic.](assets/benchmarks/peers.png)
 """

@@ -34,7 +34,9 @@ def ensemble_regression(seed, train_x, test_x, train_y, test_y):
 
 def network_regression(seed, train_x, test_x, train_y, test_y):
     learn_x, held_x, learn_y, held_y = train_test_split(train_x, train_y, test_size=0.1, random_state=seed)
-    network = make_pipeline(StandardScaler(), MLPRegressor(HIDDEN, random_state=seed)).fit(learn_x, learn_y)
+    network = make_pipeline(StandardScaler(), MLPRegressor(hidden_layer_sizes=HIDDEN, random_state=seed)).fit(
+        learn_x, learn_y
+    )
     scale = np.sqrt(np.mean((network.predict(held_x) - held_y) ** 2))
     yield
     mean = network.predict(test_x)
@@ -64,7 +66,7 @@ def ensemble_classifier(seed):
 
 
 def network_classifier(seed):
-    return make_pipeline(StandardScaler(), MLPClassifier(HIDDEN, random_state=seed))
+    return make_pipeline(StandardScaler(), MLPClassifier(hidden_layer_sizes=HIDDEN, random_state=seed))
 
 
 COMPARISONS = {

@@ -119,8 +119,13 @@ def comparison(
 def exponent(sizes: list[int], values: list[float]) -> float:
     """The slope of log value against log size, by least squares over the larger half of the sizes: at small
     ones, what does not grow hides what does."""
-    half = min(len(sizes) // 2, len(sizes) - 2)
-    return float(np.polyfit(np.log(sizes[half:]), np.log(values[half:]), 1)[0])
+    first = larger_half(sizes)
+    return float(np.polyfit(np.log(sizes[first:]), np.log(values[first:]), 1)[0])
+
+
+def larger_half(sizes: list[int]) -> int:
+    """Where the larger half begins; it has two sizes at least."""
+    return min(len(sizes) // 2, len(sizes) - 2)
 
 
 def reason(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from scipy import stats
 
 import measureflow as mf
 from measureflow import sources
-from measureflow.batches import Shuffled, permuted
+from measureflow.batches import STREAMED, Shuffled, permuted
 
 solving = sys.modules["measureflow.solve"]
 
@@ -149,6 +149,7 @@ def counting(calls):
 def test_a_run_uses_one_batch_a_step_and_asks_for_no_more(seconds, record_every, stack_bytes, monkeypatch):
     monkeypatch.setattr(solving, "_SECONDS", seconds)
     monkeypatch.setattr(sources, "_STACK_BYTES", stack_bytes)
+    assert sources.Stream(batches()).most == min(STREAMED, stack_bytes // 4)
     data = batches()
     assert_used(solve(data, record_every=record_every))
     assert next(data) == WEIGHTS[150]

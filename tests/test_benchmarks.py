@@ -210,12 +210,12 @@ def test_everything_runs(results):
 
 
 def test_a_peer_is_timed_or_left_out_with_a_word(results):
-    peers = [*langevin.MODULES, stein.NAME, kernel_sum.NAME]
+    peers = [*langevin.MODULES, stein.POINTS, kernel_sum.NAME]
     timed = {name for case in results["peers"] for name in case["times"]}
     left_out = {name: why for case in results["peers"] for name, why in case["left_out"].items()}
     for peer in peers:
         assert (peer in timed) != (peer in left_out)
-    assert stein.NAME in timed, "NumPyro is always there"
+    assert stein.POINTS in timed, "NumPyro is always there"
     if importlib.util.find_spec("blackjax") is None:
         assert left_out["BlackJAX SGLD"].startswith("blackjax cannot be imported")
 

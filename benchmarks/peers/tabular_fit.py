@@ -47,7 +47,7 @@ CONTENDERS = {
         {"hidden": HIDDEN, "particles": MEMBERS, "prior_weight": 1.0, "steps": STEPS},
     ),
 }
-WANTED = [Ratio(BDE, DEFAULTS, at_least=5.0), Ratio(SAME, BDE, at_least=5.0)]
+WANTED = [Ratio(BDE, DEFAULTS, at_least=5.0), Ratio(BDE, SAME, at_least=5.0)]
 
 # Of one contender: seconds and NLL of both its fits, in a fresh process.
 Process = list[dict[str, float]]

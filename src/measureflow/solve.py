@@ -245,8 +245,10 @@ def solve(
 
     `initial` is particles, a `Gaussian` (ParametricFlow), or `solution.state`: then k more steps with
     the same key equal one run of the sum, bit for bit. `data` is a pytree of arrays with one row per
-    case (with `batch_size`, shuffled epochs on the device, the remainder dropped) or an iterator of
-    batches. `steps=0` records and returns the beginning. The same key gives the same result.
+    case (with `batch_size`, shuffled epochs, the remainder dropped), on the device or on a disk
+    (memory-mapped, h5py, Zarr: rows are read as they are needed); or an iterator of batches, asked in another
+    thread while the device computes. `steps=0` records and returns the beginning. The same key gives the
+    same result.
 
     With a `checkpoint`, the same call resumes a run that was cut off, and returns at once if it was finished;
     `steps` may have grown. Ctrl-C and SIGTERM stop after the steps under way and raise `Interrupted`, which
