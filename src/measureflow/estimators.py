@@ -251,7 +251,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         # The devices of a mesh belong to this process.
-        return {**super().__getstate__(), "mesh": None}
+        return cast(dict, super().__getstate__()) | {"mesh": None}
 
     def save(self, path: PathLike, *, force: bool = False) -> None:
         """Write the fitted estimator to one file, for `mf.load`: see `mf.save`."""

@@ -332,10 +332,10 @@ class _Run:
 
     def call(self, state: Any, batches: AbstractBatches, records: int, steps: int) -> tuple[Any, dict]:
         flow = self.flow.tabulated(int(state.step), max(records * steps, 1), _SCHEDULED)
-        counts = (jnp.asarray(records, jnp.int32), jnp.asarray(steps, jnp.int32))
+        counts = jnp.asarray(records, jnp.int32), jnp.asarray(steps, jnp.int32)
         if self.mesh is not None:
             flow, counts = place(self.mesh, (flow, counts))
-        return _chunk(self.problem, flow, state, batches, self.key, *counts, self.mesh)
+        return _chunk(self.problem, flow, state, batches, self.key, counts[0], counts[1], self.mesh)
 
     def from_state(self, state: Any, steps: int, record_every: int | None, progress: bool) -> Solution:
         if self.mesh is not None:
