@@ -52,10 +52,11 @@ difference was {apart:.0e} of the largest entry.
 
 FITS = """\
 A whole fit of scikit-learn's diabetes data: bde with the settings of its documentation's regression
-example, ours with its defaults, which also choose the prior's weight on held-out rows, and ours with
-bde's statement and work (the Bayes posterior, as many steps as it trains, warms up and samples). The
-networks and their number are equal. Each is a fresh process that fits twice: the first fit compiles, the
-second reuses what it can.
+example; ours with its defaults, which also choose the prior's weight on held-out rows; ours with bde's
+statement, the Bayes posterior, in as many steps as it trains, warms up and samples; and the same with as
+many gradients of all rows, of which bde's sampler needs two a step, where ours makes do with one of a
+batch. The networks and their number are equal. Each is a fresh process that fits twice: the first fit
+compiles, the second reuses what it can.
 """
 
 GROWTH = """\
