@@ -7,12 +7,14 @@ does not depend on how fast it is.
 """
 
 import argparse
+import functools
 import json
 import math
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 COUNTS = (1, 2, 4, 8)
 _COLLECTIVE = re.compile(
@@ -21,10 +23,15 @@ _COLLECTIVE = re.compile(
 _SHAPE = re.compile(r"f32\[(?P<sizes>[\d,]*)\]")
 
 
+@functools.cache
 def measured(particles: int = 8192, dimensions: int = 64) -> list[dict[str, float]]:
     """A row per number of devices, from a process that has as many."""
     flags = f"--xla_force_host_platform_device_count={max(COUNTS)}"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {
+        "XLA_FLAGS": flags,
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, sys.path)]),
+    }
     command = [sys.executable, "-m", "benchmarks.devices", "--particles", str(particles)]
     command += ["--dimensions", str(dimensions), "--here"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

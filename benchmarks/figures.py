@@ -91,6 +91,9 @@ def _growth_panel(panel: Axes, found: Result) -> None:
     panel.loglog(sizes[first:], fitted, "k--", linewidth=1, label=f"slope {found['exponent']:.2f}")
     panel.set_title(found["title"], fontsize=9)
     panel.set_xlabel(found["axis"])
-    panel.set_ylabel({"seconds": "seconds a step", "bytes": "bytes"}[found["unit"]])
+    panel.set_ylabel({"seconds": "seconds a step", "bytes": "bytes", "ratio": "ratio"}[found["unit"]])
     panel.yaxis.set_minor_formatter(NullFormatter())
+    if found["unit"] == "ratio":
+        panel.set_yscale("linear")
+        panel.set_ylim(0.0, 1.2 * values.max())
     panel.legend()

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import measureflow as mf
-from benchmarks import ours
+from benchmarks import devices, ours
 from benchmarks.targets import regression
 from benchmarks.timing import Contender, Job, alternate, exponent
 
@@ -78,7 +78,41 @@ def memory(quick: bool) -> Job:
     return Job("growth of memory", len(sizes), run)
 
 
-AXES = (particles_in_the_plane, networks, parameters, memory)
+def memory_of_a_device(quick: bool) -> Job:
+    """What one of D devices holds in a step: its share of the particles, and what it needs to sum pairs."""
+
+    def value(row: dict[str, float]) -> float:
+        return row["state_bytes"] + row["temporary_bytes"]
+
+    return _on_devices("memory of each device", -1.0, quick, value)
+
+
+def traffic_of_a_device(quick: bool) -> Job:
+    """What one of D devices sends in a step, over the least that an exact sum needs."""
+    return _on_devices(
+        "bytes sent by each device, over the least possible",
+        0.0,
+        quick,
+        lambda row: row["sent_bytes"] / row["least_bytes"] if row["least_bytes"] else None,
+    )
+
+
+AXES = (particles_in_the_plane, networks, parameters, memory, memory_of_a_device, traffic_of_a_device)
+
+
+def _on_devices(title: str, expected: float, quick: bool, value: Callable[[dict], float | None]) -> Job:
+    particles, dimensions = (64, 3) if quick else (8_192, 64)
+
+    def run(tick: Callable[[], None]) -> dict[str, Any]:
+        found = [(row["devices"], value(row)) for row in devices.measured(particles, dimensions)]
+        tick()
+        known = [(count, amount) for count, amount in found if amount is not None]
+        unit = "ratio" if expected == 0 else "bytes"
+        sizes, values = [count for count, _ in known], [amount for _, amount in known]
+        shown = f"{title}, {particles:,} particles in {dimensions}-D"
+        return _result(shown, "devices", expected, sizes, values, unit)
+
+    return Job(f"growth with devices: {title}", 1, run)
 
 
 def half_square(theta: jax.Array) -> jax.Array:

@@ -64,7 +64,8 @@ GROWTH = """\
 
 A DRLE step with exact interactions, along one axis at a time. The exponent is the slope of logarithms
 over the larger half of the sizes. Memory is what the compiled program needs beside its arguments and
-results.
+results. Devices are simulated on the CPU: what each holds and sends is read from the compiled program. The
+least that each must send for an exact sum is its own particles, once for every other device.
 
 ![Log-log plots of time and memory against size, with fitted slopes.](assets/benchmarks/growth.png)
 """

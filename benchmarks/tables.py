@@ -101,7 +101,7 @@ def disagreement(cases: list[Result]) -> float | None:
 
 def growth(axes: list[Result]) -> str:
     """Each axis: what was measured at each size, and the exponent."""
-    shown = {"seconds": duration, "bytes": size_in_memory}
+    shown = {"seconds": duration, "bytes": size_in_memory, "ratio": "{:.4f}".format}
     rows = [
         {
             "along": axis["title"],

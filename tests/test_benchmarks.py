@@ -205,6 +205,8 @@ def test_everything_runs(results):
         "networks 8-50-1, batch 100",
         "parameters of each of 20 particles",
         "memory of particles in 2-D",
+        "memory of each device, 64 particles in 3-D",
+        "bytes sent by each device, over the least possible, 64 particles in 3-D",
     ]
     assert all(min(axis["values"]) > 0 for axis in results["growth"])
 
