@@ -22,6 +22,7 @@ test: $(VENV)/.dev
 # Long statistical runs; writes docs/verification.md.
 verify: $(VENV)/.dev
 	$(BIN)/python -m verification
+	$(BIN)/pytest -m slow
 
 # Every figure and claim of the paper; writes docs/paper.md. MEASUREFLOW_DATA names the UCI folder.
 paper: $(VENV)/.dev

@@ -1,6 +1,6 @@
 """Runs that test_sharding.py starts in processes of their own: devices are counted when JAX starts.
 
-python on_devices.py OUT [COORDINATOR NUMBER]: every case on a mesh of all devices, of this process or of two.
+python on_devices.py OUT PART [COORDINATOR NUMBER]: one of PARTS, in this process or in one of two.
 """
 
 import json
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import jax
 
-if __name__ == "__main__" and len(sys.argv) > 2:
-    jax.distributed.initialize(sys.argv[2], 2, int(sys.argv[3]))
+if __name__ == "__main__" and len(sys.argv) > 3:
+    jax.distributed.initialize(sys.argv[3], 2, int(sys.argv[4]))
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -150,17 +150,31 @@ def estimators():
     return float(np.max(np.abs(alone - spread)) / np.std(y))
 
 
-def main():
-    several = len(sys.argv) > 2
-    meshes = {"2 processes": mesh_of(2)} if several else {"8": mesh_of(8), "4 x 2": mesh_of(4, 2)}
-    found = {name: {m: differences(case, mesh) for m, mesh in meshes.items()} for name, case in CASES.items()}
-    if not several:
-        found |= {name: {"8": differences(case, meshes["8"])} for name, case in MORE.items()}
-        found |= {"memory": {str(devices): memory(devices) for devices in (1, 2, 4, 8)}}
-        found |= {"refusals": refusals(), "estimators": estimators()}
-    if jax.process_index() == 0:
-        Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+def equality():
+    """All cases on eight devices, and some on four times two."""
+    two_axes = {name: case for name, case in CASES.items() if name.startswith("DRLE")}
+    found = {name: differences(case, mesh_of(8)) for name, case in (CASES | MORE).items()}
+    return found | {f"{name}, two axes": differences(case, mesh_of(4, 2)) for name, case in two_axes.items()}
 
+
+def processes():
+    """All cases on the one device of each of two processes."""
+    return {name: differences(case, mesh_of(2)) for name, case in CASES.items()}
+
+
+def shares():
+    return {str(devices): memory(devices) for devices in (1, 2, 4, 8)}
+
+
+PARTS = {
+    "equality": equality,
+    "processes": processes,
+    "memory": shares,
+    "refusals": refusals,
+    "estimators": estimators,
+}
 
 if __name__ == "__main__":
-    main()
+    found = PARTS[sys.argv[2]]()
+    if jax.process_index() == 0:
+        Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")

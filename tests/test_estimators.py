@@ -323,7 +323,7 @@ def test_few_rows(rows):
 def test_many_columns():
     rng = np.random.default_rng(0)
     wide = rng.normal(size=(20, 10_000))
-    estimator = shell(hidden=(4,), steps=None, method="DRLE").fit(wide, wide[:, 0])
+    estimator = shell(hidden=(4,), steps=None, method="DLE").fit(wide, wide[:, 0])
     assert estimator.n_iter_ == recipe.steps_for(20, 10_000 * 4 + 4 + 4 * 2 + 2, classes=False)
     assert estimator.score(wide, wide[:, 0]) > 0.1
     # One column of 10,000 cannot be found in 20 rows: elsewhere three draws from about the prior predict, and

@@ -12,7 +12,7 @@ from measureflow import interactions
 from measureflow.interactions import interaction_gradient, interaction_mean
 
 N = 12
-DRAWS = 4_000
+DRAWS = 2_000
 SMOOTH = {name: kernel for name, (kernel, _) in RADIAL.items() if name not in ("Matern-0.5", "sum")}
 SMOOTH["sum"] = 0.7 * SMOOTH["SE"] + 2.0 * (SMOOTH["IMQ"] + 0.5 * SMOOTH["Matern-2.5"])
 FEATURES = {
@@ -48,13 +48,15 @@ def assert_unbiased(kernel, particles, way):
     assert error > 0
 
 
-@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("name", ["SE", "Matern-1.5", "sum", "pull-back"])
 def test_random_features_are_right_on_average(name):
     assert_unbiased(FEATURES[name], draw(SMALL, N), mf.RandomFeatures(8))
 
 
-@pytest.mark.parametrize("name", ["SE", "sum", "pull-back", "pull-back and radial", "not radial"])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("SE", 2), ("sum", 4), ("pull-back and radial", 4), ("not radial", 2), ("not radial", 4)],
+)
 def test_random_batches_are_right_on_average(name, size):
     kernel = {**FEATURES, "pull-back and radial": PULL_AND_RADIAL, "not radial": Product()}[name]
     assert_unbiased(kernel, draw(SMALL, N), mf.RandomBatches(size))
@@ -94,7 +96,7 @@ def test_kernels_are_mixtures_of_squared_exponentials(name):
         assert_within(at_zero * average, float(kernel.profile(jnp.asarray(s))), at_zero * error + 1e-7)
 
 
-@pytest.mark.parametrize("n", [5, 8, 12, 13])
+@pytest.mark.parametrize("n", [8, 13])
 def test_tiles_and_blocks_of_any_size_are_the_whole(n, monkeypatch):
     particles = draw(LARGE, n)
     for kernel in (RADIAL["sum"][0], Product()):

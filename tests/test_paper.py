@@ -88,9 +88,15 @@ MUTANTS = {
     "embedding flipped": _flipped_embedding,
 }
 
+QUICK_MUTANTS = ("noise variance halved", "repulsion off")
+
 
 @pytest.mark.standard_promotion
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize(
+    "mutant",
+    # The others are caught, too, in minutes: `make verify`.
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK_MUTANTS)) for name in MUTANTS],
+)
 def test_broken_physics_is_caught(mutant, reproduce, monkeypatch, tmp_path):
     MUTANTS[mutant](monkeypatch)
     assert reproduce("minimisers", "--out", "results", "--quick").exit_code == 1

@@ -306,6 +306,7 @@ def test_samples():
 def test_samples_of_several_targets_come_from_one_particle():
     """Targets are independent given the particle, so their covariance is that of the particles' means."""
     n, loc = 20_000, numbers(N, 2)
+    loc[:, 1] += loc[:, 0]
     mixture = Mixture(dist.Normal(loc, 0.5).to_event(1))
     draws = exact(jit(lambda m: m.sample(key(), (n,)))(mixture))
     assert draws.shape == (n, 2)

@@ -353,6 +353,7 @@ def test_log_densities_are_those_of_the_widened_mixture():
         particles=4,
         batch_size=None,
         longest=500,
+        mesh=None,
     )
     particles, spreads = prior.sample(key(3), 4), np.array([0.5, 1.0, 2.0])
     densities = program.log_densities(

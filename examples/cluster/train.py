@@ -26,7 +26,7 @@ options = parser.parse_args()
 if {"SLURM_PROCID", "JOB_COMPLETION_INDEX"} & set(os.environ):
     jax.distributed.initialize()
 
-import measureflow as mf
+import measureflow as mf  # noqa: E402  (JAX counts its devices when they are first asked for)
 
 mesh = jax.make_mesh((jax.device_count(),), ("particles",), axis_types=(jax.sharding.AxisType.Auto,))
 particles = options.particles_per_device * jax.device_count()

@@ -172,7 +172,7 @@ def _estimator(kind: str) -> Callable[..., Any]:
         from measureflow import estimators
 
         chosen = getattr(estimators, kind)
-        names = set(chosen._get_param_names())
+        names = set(chosen._get_param_names()) - {"mesh"}
         known = isinstance(settings, dict) and set(settings) == names
         require(known, f"its settings are not those of an {kind}")
         known = isinstance(fitted, dict) and set(fitted) - {"feature_names_in_"} == set(_FITTED_BY[kind])
