@@ -151,15 +151,25 @@ def estimators():
 
 
 def equality():
-    """All cases on eight devices, and some on four times two."""
-    two_axes = {name: case for name, case in CASES.items() if name.startswith("DRLE")}
+    """All cases on eight devices, and DRLE on four times two."""
     found = {name: differences(case, mesh_of(8)) for name, case in (CASES | MORE).items()}
-    return found | {f"{name}, two axes": differences(case, mesh_of(4, 2)) for name, case in two_axes.items()}
+    return found | two_axes()
+
+
+def two_axes():
+    """DRLE on four times two devices, with batches and without."""
+    drle = [name for name in CASES if name.startswith("DRLE")]
+    return {f"{name}, two axes": differences(CASES[name], mesh_of(4, 2)) for name in drle}
 
 
 def processes():
     """All cases on the one device of each of two processes."""
     return {name: differences(case, mesh_of(2)) for name, case in CASES.items()}
+
+
+def two_processes():
+    """DRLE with batches on the one device of each of two processes."""
+    return {name: differences(CASES[name], mesh_of(2)) for name in ["DRLE, batches"]}
 
 
 def shares():
@@ -168,7 +178,9 @@ def shares():
 
 PARTS = {
     "equality": equality,
+    "two axes": two_axes,
     "processes": processes,
+    "two processes": two_processes,
     "memory": shares,
     "refusals": refusals,
     "estimators": estimators,

@@ -21,7 +21,7 @@ from helpers import assert_close
 import measureflow as mf
 from measureflow.interactions import interaction_gradient
 
-pytestmark = pytest.mark.standard_promotion
+pytestmark = [pytest.mark.standard_promotion, pytest.mark.slow]
 FOLDER = Path(timing.__file__).parent
 
 

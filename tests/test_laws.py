@@ -12,9 +12,9 @@ import measureflow as mf
 # below see it, and `make verify` sees it with 5,000.
 SNAPSHOT_MUTANTS = [
     (dle, {"noise": 0.8}),
-    (dle, {"noise": 1.25}),
-    (drle, {"noise": 0.8}),
-    (drle, {"noise": 1.25}),
+    pytest.param(dle, {"noise": 1.25}, marks=pytest.mark.slow),
+    pytest.param(drle, {"noise": 0.8}, marks=pytest.mark.slow),
+    pytest.param(drle, {"noise": 1.25}, marks=pytest.mark.slow),
     (drle, {"interaction": 2.0}),
 ]
 
@@ -38,10 +38,10 @@ def test_time_averages_are_those_of_the_minimiser(problem):
     "mistake",
     [
         {"interaction": 0.5},
-        {"interaction": 2.0},
-        {"interaction": -1.0},
+        pytest.param({"interaction": 2.0}, marks=pytest.mark.slow),
+        pytest.param({"interaction": -1.0}, marks=pytest.mark.slow),
         {"noise": 0.8},
-        {"prior": -1.0},
+        pytest.param({"prior": -1.0}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -141,7 +141,9 @@ def test_the_frozen_rms_preconditioner_leaves_the_law_alone():
 # ---- Knowing how close, with no grid. ----
 
 
-@pytest.mark.parametrize("problem", [dle(), drle()], ids=["DLE", "DRLE"])
+@pytest.mark.parametrize(
+    "problem", [pytest.param(dle(), marks=pytest.mark.slow), drle()], ids=["DLE", "DRLE"]
+)
 def test_stationarity_falls_and_tells_converged_from_stopped_early(problem):
     flow, key = mf.WassersteinFlow(step_size=5e-3), jax.random.key(5)
     state = flow.init(problem, PRIOR.sample(jax.random.key(6), 1_000))

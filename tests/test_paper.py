@@ -14,6 +14,8 @@ import measureflow as mf
 from measureflow import cli, datasets, flows, regularisers
 from measureflow.paper import NAMES
 
+# The others take minutes: `make verify`.
+QUICK = ("minimisers", "lifting", "few-particles")
 KEYS = ["claim", "kind", "expected", "measured", "tolerance", "holds", "note"]
 
 
@@ -33,7 +35,10 @@ def reproduce(tmp_path, monkeypatch):
 
 
 @pytest.mark.standard_promotion
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "uci"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in NAMES if name != "uci"],
+)
 def test_theory_holds_and_everything_is_written(name, reproduce, tmp_path):
     result = reproduce(name, "--out", "results", "--quick", "--seed", "1")
     assert result.exit_code == 0, result.output
@@ -88,7 +93,7 @@ MUTANTS = {
     "embedding flipped": _flipped_embedding,
 }
 
-QUICK_MUTANTS = ("noise variance halved", "repulsion off")
+QUICK_MUTANTS = ("repulsion off",)
 
 
 @pytest.mark.standard_promotion
@@ -181,6 +186,7 @@ def make_set(folder, rows, features, splits, rng):
     return table
 
 
+@pytest.mark.slow
 @pytest.mark.standard_promotion
 def test_the_uci_table_runs_on_any_data_in_that_layout(reproduce, monkeypatch, tmp_path):
     rng = np.random.default_rng(0)

@@ -954,6 +954,7 @@ def fresh_programs():
 
 
 @pytest.mark.usefixtures("fresh_programs")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("check", "mutant"),
     [

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import jax
+import pytest
 from on_devices import CASES, MORE
 
 import measureflow as mf
@@ -44,17 +45,35 @@ def assert_equal(found, shard):
 
 def test_eight_devices_are_as_one(tmp_path):
     out = tmp_path / "out.json"
+    found = result(out, start(8, out, "two axes"))
+    assert len(found) == 2
+    assert_equal(found, shard=4)
+
+
+def on_two_processes(out, part):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    return result(out, *[start(1, out, part, address, number) for number in (0, 1)])
+
+
+def test_two_processes_are_as_one(tmp_path):
+    found = on_two_processes(tmp_path / "out.json", "two processes")
+    assert len(found) == 1
+    assert_equal(found, shard=8)
+
+
+@pytest.mark.slow
+def test_eight_devices_are_as_one_for_every_algorithm(tmp_path):
+    out = tmp_path / "out.json"
     found = result(out, start(8, out, "equality"))
     assert set(found) > {*CASES, *MORE}
     assert_equal(found, shard=2)
 
 
-def test_two_processes_are_as_one(tmp_path):
-    out = tmp_path / "out.json"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    found = result(out, *[start(1, out, "processes", address, number) for number in (0, 1)])
+@pytest.mark.slow
+def test_two_processes_are_as_one_for_every_algorithm(tmp_path):
+    found = on_two_processes(tmp_path / "out.json", "processes")
     assert set(found) == set(CASES)
     assert_equal(found, shard=8)
 
