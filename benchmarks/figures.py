@@ -89,7 +89,7 @@ def _growth_panel(panel: Axes, found: Result) -> None:
     middle = np.exp(np.mean(np.log(values[first:]))), np.exp(np.mean(np.log(sizes[first:])))
     fitted = middle[0] * (sizes[first:] / middle[1]) ** found["exponent"]
     panel.loglog(sizes[first:], fitted, "k--", linewidth=1, label=f"slope {found['exponent']:.2f}")
-    panel.set_title(found["title"], fontsize=9)
+    panel.set_title(found["title"], fontsize=7.5)
     panel.set_xlabel(found["axis"])
     panel.set_ylabel({"seconds": "seconds a step", "bytes": "bytes", "ratio": "ratio"}[found["unit"]])
     panel.yaxis.set_minor_formatter(NullFormatter())
