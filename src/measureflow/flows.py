@@ -76,16 +76,18 @@ class AbstractFlow(eqx.Module):
         """The state in which particle i is what particle sources[i] was."""
         raise NotImplementedError(f"{type(self).__name__} has no particles to rearrange.")
 
-    def on(self, mesh: Mesh) -> "AbstractFlow":
-        """The same flow, for particles that are cut over a mesh of devices."""
+    def on(self, mesh: Mesh | None) -> "AbstractFlow":
+        """The same flow, for particles that are cut over a mesh of devices, if there is one."""
+        if mesh is None:
+            return self
         raise ValueError(
             f"mesh={mesh} was given for {type(self).__name__}, which has no particles to cut over it; use "
             "WassersteinFlow, or leave the mesh out."
         )
 
-    def spread(self, state: Any, mesh: Mesh) -> Any:
+    def spread(self, state: Any, mesh: Mesh | None) -> Any:
         """The state on a mesh: what belongs to single particles cut over it, all else on every device."""
-        raise NotImplementedError(f"{type(self).__name__} has no particles to spread.")
+        return place(mesh, state)
 
     @abc.abstractmethod
     def tabulated(self, first: int, used: int, length: int) -> "AbstractFlow":
@@ -276,12 +278,12 @@ class WassersteinFlow(AbstractFlow):
             _picked(state.particles, sources), state.step, memory, _picked(state.drift, sources)
         )
 
-    def on(self, mesh: Mesh) -> "WassersteinFlow":
-        if not isinstance(self.interactions, ExactInteractions):
+    def on(self, mesh: Mesh | None) -> "WassersteinFlow":
+        if mesh is None or not isinstance(self.interactions, ExactInteractions):
             return self
         return eqx.tree_at(lambda flow: flow.interactions, self, RingInteractions(mesh))
 
-    def spread(self, state: ParticleState, mesh: Mesh) -> ParticleState:
+    def spread(self, state: ParticleState, mesh: Mesh | None) -> ParticleState:
         each = PartitionSpec(PARTICLES)
         # An optimiser remembers something of every particle, a preconditioner of all together.
         memory = place(mesh, state.memory, PartitionSpec() if self.optimiser is None else each)

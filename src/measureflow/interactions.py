@@ -56,16 +56,14 @@ class ExactInteractions(AbstractInteractions):
     def gradient(
         self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None = None
     ) -> Particles:
-        if isinstance(kernel, AbstractRadialKernel):
-            particles = centred(particles)
+        particles = well_conditioned(kernel, particles)
         summed = gradient_sum(kernel, particles, particles)
         return jax.tree.map(lambda leaf: leaf / particle_count(particles), summed)
 
     def mean(
         self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None = None
     ) -> Float[Array, ""]:
-        if isinstance(kernel, AbstractRadialKernel):
-            particles = centred(particles)
+        particles = well_conditioned(kernel, particles)
         return jnp.mean(value_sum(kernel, particles, particles)) / particle_count(particles)
 
 
@@ -259,7 +257,12 @@ def _(
     return interaction_mean(kernel.kernel, jax.vmap(kernel.features)(particles), interactions, key)
 
 
-# Sums over pairs of some rows with some others. Radial kernels want both about the origin.
+# Sums over pairs of some rows with some others, well conditioned.
+
+
+def well_conditioned(kernel: AbstractKernel, particles: Particles) -> Particles:
+    """Centred, if the kernel does not see the mean: far from the origin, sums of radial kernels cancel."""
+    return centred(particles) if isinstance(kernel, AbstractRadialKernel) else particles
 
 
 def gradient_sum(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Particles:

@@ -205,11 +205,7 @@ class Program(eqx.Module):
         # It adapts to the end: the run is annealed, and no part of it samples a fixed law.
         preconditioner = RMSPreconditioner(np.iinfo(np.int32).max, scale=_step_scales(self.prior))
         schedule = CosineDecay(self.step_size, numbers[1])
-        flow = WassersteinFlow(schedule, preconditioner, momentum=self.momentum)
-        return flow if self.mesh is None else flow.on(self.mesh)
-
-    def _spread(self, flow: AbstractFlow, state: Any) -> Any:
-        return state if self.mesh is None else flow.spread(state, self.mesh)
+        return WassersteinFlow(schedule, preconditioner, momentum=self.momentum).on(self.mesh)
 
     def start(self, initial: Particles | None, numbers: Float[Array, "2"], key: Key[Array, ""]) -> Any:
         """Q₀ = P, or `initial`; for FD-GVI a narrow Gaussian around a network as it is initialised."""
@@ -220,19 +216,19 @@ class Program(eqx.Module):
         elif initial is None:
             measure = self.prior.sample(key, self.particles)
         flow = self.flow(numbers)
-        return self._spread(flow, flow.init(self.problem(numbers), measure))
+        return flow.spread(flow.init(self.problem(numbers), measure), self.mesh)
 
     def advance(self, state: Any, data: PyTree, numbers: Float[Array, "2"], key: Key[Array, ""]) -> Any:
         """The state `_BLOCK` steps later."""
         problem, flow = self.problem(numbers), self.flow(numbers)
         state = run(problem, flow, state, data, key, _BLOCK, batch_size=self.batch_size)
-        return self._spread(flow, state)
+        return flow.spread(state, self.mesh)
 
     def members(self, state: Any, numbers: Float[Array, "2"], key: Key[Array, ""]) -> Particles:
         """The particles of a state, or as many draws from the Gaussian it stands for."""
         measure = self.flow(numbers).measure(state)
         drawn = measure.particles if isinstance(measure, Empirical) else measure.sample(key, self.particles)
-        return drawn if self.mesh is None else place(self.mesh, drawn)
+        return place(self.mesh, drawn)
 
     def log_densities(
         self, spreads: Float[Array, " s"] | None, particles: Particles, inputs: Array, targets: Array

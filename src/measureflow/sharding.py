@@ -17,9 +17,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from measureflow.batches import AbstractBatches, Whole
-from measureflow.interactions import AbstractInteractions, gradient_sum, value_sum
-from measureflow.kernels import AbstractKernel, AbstractRadialKernel
-from measureflow.pytrees import Particles, add, centred, particle_count, shown_shapes
+from measureflow.interactions import AbstractInteractions, gradient_sum, value_sum, well_conditioned
+from measureflow.kernels import AbstractKernel
+from measureflow.pytrees import Particles, add, particle_count, shown_shapes
 
 PARTICLES, BATCH = "particles", "batch"
 
@@ -56,9 +56,10 @@ def _example(particles: int) -> str:
 _EVERYWHERE = P()
 
 
-def place(mesh: Mesh, tree: PyTree, spec: P = _EVERYWHERE) -> PyTree:
-    """The arrays of `tree` on the mesh; on all of its devices, if `spec` says nothing else."""
-    return eqx.filter_shard(tree, NamedSharding(mesh, spec))
+def place(mesh: Mesh | None, tree: PyTree, spec: P = _EVERYWHERE) -> PyTree:
+    """The arrays of `tree` on the mesh; on all of its devices, if `spec` says nothing else. Without a mesh,
+    the tree as it is."""
+    return tree if mesh is None else eqx.filter_shard(tree, NamedSharding(mesh, spec))
 
 
 class RingInteractions(AbstractInteractions):
@@ -77,7 +78,7 @@ class RingInteractions(AbstractInteractions):
             summed = self._around(lambda visitors: gradient_sum(kernel, mine, visitors), mine)
             return jax.tree.map(lambda leaf: leaf / n, summed)
 
-        return self._mapped(on_device, P(PARTICLES))(_centred(kernel, particles))
+        return self._mapped(on_device, P(PARTICLES))(well_conditioned(kernel, particles))
 
     def mean(
         self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None = None
@@ -88,7 +89,7 @@ class RingInteractions(AbstractInteractions):
             summed = self._around(lambda visitors: value_sum(kernel, mine, visitors), mine)
             return jax.lax.psum(jnp.sum(summed), PARTICLES) / n**2
 
-        return self._mapped(on_device, P())(_centred(kernel, particles))
+        return self._mapped(on_device, P())(well_conditioned(kernel, particles))
 
     def _mapped(self, function: Any, result: P) -> Any:
         return jax.shard_map(
@@ -115,10 +116,6 @@ class RingInteractions(AbstractInteractions):
         return add(summed, meet(visitors))
 
 
-def _centred(kernel: AbstractKernel, particles: Particles) -> Particles:
-    return centred(particles) if isinstance(kernel, AbstractRadialKernel) else particles
-
-
 class ShardedBatches(AbstractBatches):
     """The cases of every batch cut over the axis "batch"."""
 
@@ -132,9 +129,9 @@ class ShardedBatches(AbstractBatches):
         return self.batches.sampled_share()
 
 
-def place_batches(mesh: Mesh, batches: AbstractBatches) -> AbstractBatches:
+def place_batches(mesh: Mesh | None, batches: AbstractBatches) -> AbstractBatches:
     """Data on every device, and what is computed of a batch cut over the axis "batch", if there is one."""
-    if BATCH not in mesh.axis_names:
+    if mesh is None or BATCH not in mesh.axis_names:
         return place(mesh, batches)
     parts = mesh.shape[BATCH]
     batch = jax.eval_shape(batches.at, jnp.zeros((), jnp.int32), jax.random.key(0))

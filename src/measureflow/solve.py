@@ -175,7 +175,7 @@ def _chunk(
 
     table = jax.tree.map(lambda leaf: jnp.zeros((_RECORDS,), leaf.dtype), jax.eval_shape(observe, state))
     state, table = jax.lax.fori_loop(0, records, body, (state, table))
-    return (state, table) if mesh is None else (flow.spread(state, mesh), place(mesh, table))
+    return flow.spread(state, mesh), place(mesh, table)
 
 
 class _Log:
@@ -209,8 +209,7 @@ class _Log:
 
 @eqx.filter_jit
 def _finite(flow: AbstractFlow, state: Any, mesh: Mesh | None) -> Bool[Array, " n"]:
-    finite = flow.finite(state)
-    return finite if mesh is None else place(mesh, finite)
+    return place(mesh, flow.finite(state))
 
 
 def _next_call(step: int, end: int, record_every: int, budget: int) -> tuple[int, int]:
@@ -312,10 +311,8 @@ class _Run:
         store: Store | None,
         mesh: Mesh | None,
     ):
-        self.problem, self.flow, self.key, self.source = problem, flow, key, source
-        self.on_divergence, self.store, self.mesh = on_divergence, store, mesh
-        if mesh is not None:
-            self.problem, self.flow, self.key = place(mesh, (problem, flow.on(mesh), key))
+        self.problem, self.flow, self.key = place(mesh, (problem, flow.on(mesh), key))
+        self.source, self.on_divergence, self.store, self.mesh = source, on_divergence, store, mesh
         self.placed: tuple[AbstractBatches, AbstractBatches] | None = None
         self.restarts: list[Restart] = []
         # How many steps the next compiled call may take, found by the clock.
@@ -324,8 +321,6 @@ class _Run:
     def _take(self, first: int, count: int) -> AbstractBatches:
         """The batches of `count` steps from `first` on, where the steps are taken."""
         batches = self.source.take(first, count)
-        if self.mesh is None:
-            return batches
         if self.placed is None or self.placed[0] is not batches:
             self.placed = (batches, place_batches(self.mesh, batches))
         return self.placed[1]
@@ -333,13 +328,11 @@ class _Run:
     def call(self, state: Any, batches: AbstractBatches, records: int, steps: int) -> tuple[Any, dict]:
         flow = self.flow.tabulated(int(state.step), max(records * steps, 1), _SCHEDULED)
         counts = jnp.asarray(records, jnp.int32), jnp.asarray(steps, jnp.int32)
-        if self.mesh is not None:
-            flow, counts = place(self.mesh, (flow, counts))
+        flow, counts = place(self.mesh, (flow, counts))
         return _chunk(self.problem, flow, state, batches, self.key, counts[0], counts[1], self.mesh)
 
     def from_state(self, state: Any, steps: int, record_every: int | None, progress: bool) -> Solution:
-        if self.mesh is not None:
-            state = self.flow.spread(state, self.mesh)
+        state = self.flow.spread(state, self.mesh)
         first, end = int(state.step), int(state.step) + steps
         saved = None if self.store is None else self.store.latest(state)
         if saved is None:
@@ -499,7 +492,8 @@ class _Run:
             f"{list(copied)}. If this happens again and again, try {self.flow.remedy}.",
             stacklevel=6,
         )
-        return self.flow.rearranged(last, jnp.asarray(sources))
+        rearranged = self.flow.rearranged(last, place(self.mesh, jnp.asarray(sources)))
+        return self.flow.spread(rearranged, self.mesh)
 
 
 @eqx.filter_jit
@@ -513,8 +507,7 @@ def _losses(
     """ℓ of every particle, on the batch of its step."""
     loss = problem.loss_energy(batches.at(state.step, data_key(key))).potential
     assert loss is not None
-    losses = jax.vmap(loss)(state.particles)
-    return losses if mesh is None else place(mesh, losses)
+    return place(mesh, jax.vmap(loss)(state.particles))
 
 
 def _warn_of_loneliness(problem: Problem, state: Any) -> None:
