@@ -1,19 +1,31 @@
 """Writes docs/uci.md and its picture from one or more folders of `measureflow uci` results.
 
-python -m verification.uci_page RESULTS …
+python -m verification.uci_page RESULTS … [--note TEXT]
 
-Folders may hold different methods of the same run; results are joined, and drawn again together.
+Folders may hold different methods of the same run; results are joined, and drawn again together. The note
+goes under the table of times.
 """
 
+import argparse
 import json
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from measureflow.plots import save_figure
-from measureflow.uci import METHODS, PROTOTYPE, PUBLISHED, SETS, Result, comparison_rows, draw, score_rows
+from measureflow.uci import (
+    COVERAGE,
+    METHODS,
+    PROTOTYPE,
+    PUBLISHED,
+    SETS,
+    Result,
+    comparison_rows,
+    draw,
+    mean_and_error,
+    score_rows,
+)
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -28,7 +40,7 @@ targets, mean ± standard error over splits.
 """
 
 
-def page(folders: list[Path]) -> str:
+def page(folders: list[Path], note: str = "") -> str:
     """The whole page."""
     records = [json.loads((folder / "results.json").read_text(encoding="utf-8")) for folder in folders]
     found = [Result(**result) for record in records for result in record["results"]]
@@ -40,7 +52,11 @@ def page(folders: list[Path]) -> str:
         INTRODUCTION,
         "![Nine panels, one a set: mean test NLL of each method, with published ones as lines.]"
         "(assets/uci.png)\n",
-        "## Scores\n",
+        "## In short\n",
+        f"The mean NLL against the best published row and the prototype's, and the coverage of "
+        f"{COVERAGE:.0%} intervals.\n",
+        _table(_in_short(found)),
+        "\n## Scores\n",
         _table(score_rows(found)),
         "\n## Methods against each other\n",
         "NLL, paired by split: mean difference ± standard error. A win or a loss is a difference of more "
@@ -51,10 +67,30 @@ def page(folders: list[Path]) -> str:
         _table(_published()),
         "\n## Time\n",
         _table(_seconds(found)),
-        "",
+        f"\n{note}\n",
         *(_origin(record) for record in records),
     ]
     return "\n".join(parts) + "\n"
+
+
+def _in_short(found: list[Result]) -> list[dict[str, Any]]:
+    rows = []
+    for method in [method for method in METHODS if any(result.method == method for result in found)]:
+        mine = [result for result in found if result.method == method]
+        scores = {result.set: mean_and_error(result.scores["negative_log_likelihood"])[0] for result in mine}
+        best = {name: min(row[SETS.index(name)] for row in PUBLISHED.values()) for name in scores}
+        covered = [mean_and_error(result.scores["coverage"])[0] for result in mine]
+        rows.append(
+            {
+                "method": method,
+                "sets": len(mine),
+                "below all published": sum(scores[name] < best[name] for name in scores),
+                "below the prototype": sum(scores[name] < PROTOTYPE[SETS.index(name)] for name in scores),
+                "mean coverage": f"{sum(covered) / len(covered):.1%}",
+                "least and most": f"{min(covered):.1%}, {max(covered):.1%}",
+            }
+        )
+    return rows
 
 
 def _published() -> list[dict[str, Any]]:
@@ -93,4 +129,8 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    (DOCS / "uci.md").write_text(page([Path(argument) for argument in sys.argv[1:]]), encoding="utf-8")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("results", nargs="+", type=Path)
+    parser.add_argument("--note", default="", help="a sentence about the times")
+    asked = parser.parse_args()
+    (DOCS / "uci.md").write_text(page(asked.results, asked.note), encoding="utf-8")
