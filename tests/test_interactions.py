@@ -8,7 +8,7 @@ from helpers import LARGE, RADIAL, SMALL, assert_close, assert_within, draw, jit
 from test_wasserstein_gradient import Inner
 
 import measureflow as mf
-from measureflow import interactions
+from measureflow import pair_sums
 from measureflow.interactions import interaction_gradient, interaction_mean
 
 N = 12
@@ -102,8 +102,8 @@ def test_tiles_and_blocks_of_any_size_are_the_whole(n, monkeypatch):
     for kernel in (RADIAL["sum"][0], Product()):
         whole = rows(gradient(kernel, particles)), mean(kernel, particles)
         with monkeypatch.context() as patch:
-            patch.setattr(interactions, "_ROWS", 4)
-            patch.setattr(interactions, "_COLUMNS", 4)
+            patch.setattr(pair_sums, "_ROWS", 4)
+            patch.setattr(pair_sums, "_COLUMNS", 4)
             assert_close(rows(jit(interaction_gradient)(kernel, particles)), whole[0])
             assert_close(jit(interaction_mean)(kernel, particles), whole[1])
 

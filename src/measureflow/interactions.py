@@ -7,7 +7,6 @@ for all.
 
 import abc
 import functools
-from collections.abc import Callable
 from functools import singledispatch
 from typing import Any
 
@@ -19,21 +18,17 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from measureflow.batches import permuted
 from measureflow.kernels import AbstractKernel, AbstractRadialKernel, KernelCombination, PullBack
 from measureflow.noise import standard_normal
+from measureflow.pair_sums import gradient_sum, value_sum, well_conditioned
 from measureflow.pytrees import (
     OtherParticles,
-    Parameters,
     Particles,
     add,
     centred,
-    centred_squared_distances,
     inner_products,
     particle_count,
     scale,
 )
 from measureflow.validation import require_count
-
-# Rows, and particles that a row meets, of one tile: what exists at once.
-_ROWS, _COLUMNS = 512, 16_384
 
 
 class AbstractInteractions(eqx.Module):
@@ -56,15 +51,15 @@ class ExactInteractions(AbstractInteractions):
     def gradient(
         self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None = None
     ) -> Particles:
-        particles = well_conditioned(kernel, particles)
-        summed = gradient_sum(kernel, particles, particles)
+        conditioned = well_conditioned(kernel, particles)
+        summed = gradient_sum(kernel, conditioned, conditioned)
         return jax.tree.map(lambda leaf: leaf / particle_count(particles), summed)
 
     def mean(
         self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None = None
     ) -> Float[Array, ""]:
-        particles = well_conditioned(kernel, particles)
-        return jnp.mean(value_sum(kernel, particles, particles)) / particle_count(particles)
+        conditioned = well_conditioned(kernel, particles)
+        return jnp.mean(value_sum(kernel, conditioned, conditioned)) / particle_count(particles)
 
 
 def _batch_size(value: Any) -> int:
@@ -255,92 +250,3 @@ def _(
     key: Key[Array, ""] | None = None,
 ) -> Float[Array, ""]:
     return interaction_mean(kernel.kernel, jax.vmap(kernel.features)(particles), interactions, key)
-
-
-# Sums over pairs of some rows with some others, well conditioned.
-
-
-def well_conditioned(kernel: AbstractKernel, particles: Particles) -> Particles:
-    """Centred, if the kernel does not see the mean: far from the origin, sums of radial kernels cancel."""
-    return centred(particles) if isinstance(kernel, AbstractRadialKernel) else particles
-
-
-def gradient_sum(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Particles:
-    """Σⱼ ∇₁κ(θᵢ, θ′ⱼ) for every row i, tile by tile."""
-    return _in_tiles(eqx.Partial(_gradients, kernel), rows, others)
-
-
-def value_sum(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Float[Array, " n"]:
-    """Σⱼ κ(θᵢ, θ′ⱼ) for every row i, tile by tile."""
-    return _in_tiles(eqx.Partial(_values, kernel), rows, others)
-
-
-@singledispatch
-def _gradients(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Particles:
-    """By autodiff of all kernel values: for kernels of any form."""
-
-    def at_one(theta: Parameters) -> Parameters:
-        gradients = jax.vmap(jax.grad(kernel), in_axes=(None, 0))(theta, others)
-        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), gradients)
-
-    return jax.vmap(at_one)(rows)
-
-
-@_gradients.register
-def _(kernel: AbstractRadialKernel, rows: Particles, others: OtherParticles) -> Particles:
-    """Radial kernels are matrix work: Σⱼ 2φ′ᵢⱼ(θᵢ − θ′ⱼ) = 2(rowsum(φ′)ᵢ θᵢ − (φ′θ′)ᵢ)."""
-    slopes = 2 * kernel.slope(centred_squared_distances(rows, others))
-    row_sums = jnp.sum(slopes, axis=1)
-
-    def on_leaf(row: Array, leaf: Array) -> Array:
-        row_matrix, matrix = row.reshape(row.shape[0], -1), leaf.reshape(leaf.shape[0], -1)
-        mixed = jnp.matmul(slopes, matrix, precision=jax.lax.Precision.HIGHEST)
-        return (row_sums[:, None] * row_matrix - mixed).astype(leaf.dtype).reshape(row.shape)
-
-    return jax.tree.map(on_leaf, rows, others)
-
-
-@singledispatch
-def _values(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Float[Array, " n"]:
-    values = jax.vmap(lambda theta: jax.vmap(kernel, in_axes=(None, 0))(theta, others))
-    return jnp.sum(values(rows), axis=1)
-
-
-@_values.register
-def _(kernel: AbstractRadialKernel, rows: Particles, others: OtherParticles) -> Float[Array, " n"]:
-    return jnp.sum(kernel.profile(centred_squared_distances(rows, others)), axis=1)
-
-
-def _in_tiles(
-    summed: Callable[[Particles, OtherParticles], PyTree], rows: Particles, others: OtherParticles
-) -> PyTree:
-    """`summed`(rows, others), a tile of rows and a block of others at a time. Few particles are one tile."""
-    n = particle_count(rows)
-    if n <= _ROWS:
-        return _over_blocks(summed, rows, others)
-    tiles = -(-n // _ROWS)
-    padded = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[: tiles * _ROWS - n]]), rows)
-    cut = jax.tree.map(lambda leaf: leaf.reshape(tiles, _ROWS, *leaf.shape[1:]), padded)
-    results = jax.lax.map(lambda tile: _over_blocks(summed, tile, others), cut)
-    return jax.tree.map(lambda leaf: leaf.reshape(tiles * _ROWS, *leaf.shape[2:])[:n], results)
-
-
-def _over_blocks(
-    summed: Callable[[Particles, OtherParticles], PyTree], rows: Particles, others: OtherParticles
-) -> PyTree:
-    n = particle_count(others)
-    if n <= _COLUMNS:
-        return summed(rows, others)
-
-    def block(first: Any, length: int) -> PyTree:
-        cut = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, length), others)
-        return summed(rows, cut)
-
-    # What is left over comes first, so that the loop has something to add to.
-    first = n % _COLUMNS or _COLUMNS
-    return jax.lax.fori_loop(
-        0,
-        (n - first) // _COLUMNS,
-        lambda index, total: add(total, block(first + index * _COLUMNS, _COLUMNS)),
-        block(0, first),
-    )

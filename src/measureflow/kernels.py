@@ -101,10 +101,11 @@ class SquaredExponential(AbstractRadialKernel):
     lengthscale: Float[Array, ""] = eqx.field(converter=_lengthscale("SquaredExponential"))
 
     def profile(self, squared_distance: Float[Array, "..."]) -> Float[Array, "..."]:
-        return jnp.exp(-squared_distance / (2 * self.lengthscale**2))
+        # Powers of two, and no division, for every pair: a GPU has an instruction for those.
+        return jnp.exp2((-0.5 * math.log2(math.e) / self.lengthscale**2) * squared_distance)
 
     def slope(self, squared_distance: Float[Array, "..."]) -> Float[Array, "..."]:
-        return -self.profile(squared_distance) / (2 * self.lengthscale**2)
+        return (-0.5 / self.lengthscale**2) * self.profile(squared_distance)
 
     def precisions(self, key: Key[Array, ""], count: int) -> Float[Array, " count"]:
         """1/σ²."""

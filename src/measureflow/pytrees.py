@@ -1,12 +1,16 @@
 """Arithmetic on particles: a pytree θ, or a pytree whose leaves share a leading axis n."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
+
+from measureflow.products import row_products
 
 #: A point θ of parameter space.
 Parameters: TypeAlias = PyTree[Float[Array, "..."]]
@@ -101,16 +105,19 @@ def as_matrix(particles: Particles) -> Float[Array, "n J"]:
     return jnp.concatenate(rows, axis=1)
 
 
+def like_rows(matrix: Float[Array, "n J"], particles: Particles) -> Particles:
+    """The rows of a matrix as particles with these shapes: what `as_matrix` takes apart."""
+    leaves, structure = jax.tree.flatten(particles)
+    ends = np.cumsum([leaf[0].size for leaf in leaves])
+    parts = jnp.split(matrix, ends[:-1], axis=1)
+    rows = [part.reshape(len(matrix), *leaf.shape[1:]) for part, leaf in zip(parts, leaves, strict=True)]
+    return jax.tree.unflatten(structure, rows)
+
+
 def inner_products(x: Particles, y: OtherParticles) -> Float[Array, "n m"]:
     """⟨xᵢ, yⱼ⟩, summed over leaves: no flattening, no n×m×J array."""
     products = jax.tree.map(
-        lambda a, b: jnp.matmul(
-            a.reshape(a.shape[0], -1),
-            b.reshape(b.shape[0], -1).T,
-            precision=jax.lax.Precision.HIGHEST,
-        ),
-        x,
-        y,
+        lambda a, b: row_products(a.reshape(a.shape[0], -1), b.reshape(b.shape[0], -1)), x, y
     )
     return functools.reduce(jnp.add, jax.tree.leaves(products))
 
@@ -120,13 +127,23 @@ def centred(particles: Particles) -> Particles:
     return jax.tree.map(lambda leaf: leaf - jnp.mean(leaf, axis=0, keepdims=True), particles)
 
 
+def from_first(particles: Particles) -> Particles:
+    """θᵢ − θ₁: the same differences, near the origin."""
+    return jax.tree.map(lambda leaf: leaf - leaf[:1], particles)
+
+
+def sum_of_squares(columns: Sequence[Array]) -> Array:
+    """Σ_c x_c²."""
+    return functools.reduce(jnp.add, [jnp.square(column) for column in columns])
+
+
 def squared_distances(x: Particles, y: OtherParticles) -> Float[Array, "n m"]:
     """‖xᵢ − yⱼ‖². Coincident points have distance exactly zero."""
     centre = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0, keepdims=True), y)
-    return centred_squared_distances(subtract(x, centre), subtract(y, centre))
+    return near_squared_distances(subtract(x, centre), subtract(y, centre))
 
 
-def centred_squared_distances(x: Particles, y: OtherParticles) -> Float[Array, "n m"]:
+def near_squared_distances(x: Particles, y: OtherParticles) -> Float[Array, "n m"]:
     """‖xᵢ − yⱼ‖² of particles about the origin.
 
     In many dimensions distances come from inner products; far from the origin, close particles would lose
@@ -134,10 +151,12 @@ def centred_squared_distances(x: Particles, y: OtherParticles) -> Float[Array, "
     """
     if dimension(jax.tree.map(lambda leaf: leaf[0], x)) <= _DIRECT_DIMENSIONS:
         columns = zip(as_matrix(x).T, as_matrix(y).T, strict=True)
-        terms = [jnp.square(a[:, None] - b[None, :]) for a, b in columns]
-        return functools.reduce(jnp.add, terms)
-    size = _squared_sizes(x)[:, None] + _squared_sizes(y)[None, :]
-    distance = size - 2 * inner_products(x, y)
+        return sum_of_squares([a[:, None] - b[None, :] for a, b in columns])
+    products = inner_products(x, y)
+    # Of the same particles, the products have their sizes.
+    sizes = (jnp.diag(products),) * 2 if x is y else (_squared_sizes(x), _squared_sizes(y))
+    size = sizes[0][:, None] + sizes[1][None, :]
+    distance = size - 2 * products
     resolution = 8 * jnp.finfo(distance.dtype).eps
     return jnp.where(distance <= resolution * size, 0.0, distance)
 

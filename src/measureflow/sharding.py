@@ -17,8 +17,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from measureflow.batches import AbstractBatches, Whole
-from measureflow.interactions import AbstractInteractions, gradient_sum, value_sum, well_conditioned
+from measureflow.interactions import AbstractInteractions
 from measureflow.kernels import AbstractKernel
+from measureflow.pair_sums import gradient_sum, value_sum, well_conditioned
 from measureflow.pytrees import Particles, add, particle_count, shown_shapes
 
 PARTICLES, BATCH = "particles", "batch"

@@ -1,0 +1,134 @@
+"""Sums over all pairs of some particles with others: Σⱼ ∇₁κ(θᵢ, θ′ⱼ) and Σⱼ κ(θᵢ, θ′ⱼ), in memory O(N).
+
+A tile of pairs at a time; for radial kernels a tile is matrix work. In few dimensions on a GPU a tile is too
+little arithmetic for what it moves through memory, and `fused` sums the pairs instead.
+"""
+
+from collections.abc import Callable
+from functools import singledispatch
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from measureflow import fused, products
+from measureflow.kernels import AbstractKernel, AbstractRadialKernel
+from measureflow.pytrees import (
+    OtherParticles,
+    Parameters,
+    Particles,
+    add,
+    from_first,
+    near_squared_distances,
+    particle_count,
+)
+
+# Rows, and particles that a row meets, of one tile: what exists at once.
+_ROWS, _COLUMNS = 512, 16_384
+
+
+def well_conditioned(kernel: AbstractKernel, particles: Particles) -> Particles:
+    """Seen from the first particle, if only differences matter to the kernel: far from the origin, sums of
+    radial kernels cancel."""
+    return from_first(particles) if isinstance(kernel, AbstractRadialKernel) else particles
+
+
+def gradient_sum(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Particles:
+    """Σⱼ ∇₁κ(θᵢ, θ′ⱼ) for every row i."""
+    return fused.or_tiled(fused.gradient_sum, _tiled_gradients, kernel, rows, others)
+
+
+def value_sum(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Float[Array, " n"]:
+    """Σⱼ κ(θᵢ, θ′ⱼ) for every row i."""
+    return fused.or_tiled(fused.value_sum, _tiled_values, kernel, rows, others)
+
+
+def _tiled_gradients(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Particles:
+    return _in_tiles(eqx.Partial(_gradients, kernel), rows, others)
+
+
+def _tiled_values(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Float[Array, " n"]:
+    return _in_tiles(eqx.Partial(_values, kernel), rows, others)
+
+
+@singledispatch
+def _gradients(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Particles:
+    """By autodiff of all kernel values: for kernels of any form."""
+
+    def at_one(theta: Parameters) -> Parameters:
+        gradients = jax.vmap(jax.grad(kernel), in_axes=(None, 0))(theta, others)
+        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), gradients)
+
+    return jax.vmap(at_one)(rows)
+
+
+@_gradients.register
+def _(kernel: AbstractRadialKernel, rows: Particles, others: OtherParticles) -> Particles:
+    """Radial kernels are matrix work: Σⱼ 2φ′ᵢⱼ(θᵢ − θ′ⱼ) = 2(rowsum(φ′)ᵢ θᵢ − (φ′θ′)ᵢ)."""
+    slopes = 2 * kernel.slope(near_squared_distances(rows, others))
+    row_sums = jnp.sum(slopes, axis=1)
+
+    def mixed(weights: Array, leaf: Array) -> Array:
+        product = products.matmul(weights, leaf.reshape(leaf.shape[0], -1))
+        return product.astype(leaf.dtype).reshape(weights.shape[0], *leaf.shape[1:])
+
+    if rows is others:
+        # One product, whose matrix does the subtraction.
+        weights = jnp.diag(row_sums) - slopes
+        return jax.tree.map(lambda leaf: mixed(weights, leaf), others)
+
+    def on_leaf(row: Array, leaf: Array) -> Array:
+        own = row_sums.reshape(-1, *[1] * (row.ndim - 1)) * row
+        return own.astype(row.dtype) - mixed(slopes, leaf)
+
+    return jax.tree.map(on_leaf, rows, others)
+
+
+@singledispatch
+def _values(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Float[Array, " n"]:
+    values = jax.vmap(lambda theta: jax.vmap(kernel, in_axes=(None, 0))(theta, others))
+    return jnp.sum(values(rows), axis=1)
+
+
+@_values.register
+def _(kernel: AbstractRadialKernel, rows: Particles, others: OtherParticles) -> Float[Array, " n"]:
+    return jnp.sum(kernel.profile(near_squared_distances(rows, others)), axis=1)
+
+
+def _in_tiles(
+    summed: Callable[[Particles, OtherParticles], PyTree], rows: Particles, others: OtherParticles
+) -> PyTree:
+    """`summed`(rows, others), a tile of rows and a block of others at a time. Few particles are one tile."""
+    n = particle_count(rows)
+    if n <= _ROWS:
+        return _over_blocks(summed, rows, others)
+    tiles = -(-n // _ROWS)
+    # Tiles of one size, as even as they can be: what fills up the last is computed for nothing.
+    size = -(-n // tiles)
+    padded = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[: tiles * size - n]]), rows)
+    cut = jax.tree.map(lambda leaf: leaf.reshape(tiles, size, *leaf.shape[1:]), padded)
+    results = jax.lax.map(lambda tile: _over_blocks(summed, tile, others), cut)
+    return jax.tree.map(lambda leaf: leaf.reshape(tiles * size, *leaf.shape[2:])[:n], results)
+
+
+def _over_blocks(
+    summed: Callable[[Particles, OtherParticles], PyTree], rows: Particles, others: OtherParticles
+) -> PyTree:
+    n = particle_count(others)
+    if n <= _COLUMNS:
+        return summed(rows, others)
+
+    def block(first: Any, length: int) -> PyTree:
+        cut = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, length), others)
+        return summed(rows, cut)
+
+    # What is left over comes first, so that the loop has something to add to.
+    first = n % _COLUMNS or _COLUMNS
+    return jax.lax.fori_loop(
+        0,
+        (n - first) // _COLUMNS,
+        lambda index, total: add(total, block(first + index * _COLUMNS, _COLUMNS)),
+        block(0, first),
+    )
