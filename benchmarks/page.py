@@ -1,6 +1,8 @@
 """Writes docs/benchmarks.md and its pictures from a folder of `python -m benchmarks`.
 
-python -m benchmarks.page FOLDER [DOCS]
+python -m benchmarks.page FOLDER [NAME]
+
+NAME is that of the page and of its folder of pictures: `benchmarks`, or `benchmarks-gpu`.
 """
 
 import json
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import tables
+from benchmarks.pairs import UNITS
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -31,7 +34,14 @@ run by `mf.run` inside one `jit`; *by solve* is `mf.solve` with its history. In 
 first column. For the paper's toys the baseline is the sum of the kernel's gradient over all pairs, and
 the draws.
 
-![Bars: a step of each contender as a multiple of the bare step.](assets/benchmarks/overhead.png)
+![Bars: a step of each contender as a multiple of the bare step.](assets/{name}/overhead.png)
+"""
+
+PAIRS = """\
+## All pairs
+
+The exact sum of the gradient of κ over all pairs in the plane, against plain JAX in tiles of rows. On a GPU
+the limit is that of its exponentials, of which a pair needs one: multiprocessors · {units} · clock.
 """
 
 PEERS = """\
@@ -42,7 +52,7 @@ is installed. DLE is stochastic gradient Langevin dynamics, so it is what the SG
 posteriors does; DRLE does more. NumPyro's SVGD moves its particles by their gradients and their kernel,
 as DRLE does; its SteinVI has a Gaussian in each particle's place, here with a single draw.
 {apart}
-![Bars: how many times faster measureflow is than each peer, logarithmic.](assets/benchmarks/peers.png)
+![Bars: how many times faster measureflow is than each peer, logarithmic.](assets/{name}/peers.png)
 """
 
 APART = """\
@@ -67,7 +77,7 @@ over the larger half of the sizes. Memory is what the compiled program needs bes
 results. Devices are simulated on the CPU: what each holds and sends is read from the compiled program. The
 least that each must send for an exact sum is its own particles, once for every other device.
 
-![Log-log plots of time and memory against size, with fitted slopes.](assets/benchmarks/growth.png)
+![Log-log plots of time and memory against size, with fitted slopes.](assets/{name}/growth.png)
 """
 
 TARGETS = """\
@@ -77,36 +87,38 @@ What was promised, and whether it holds in this run.
 """
 
 
-def page(results: dict[str, Any]) -> str:
+def page(results: dict[str, Any], name: str) -> str:
     """The whole page; only what was run is shown."""
     parts = [INTRODUCTION, tables.machine_line(results) + "\n"]
     if results.get("overhead"):
-        parts += [OVERHEAD, tables.overhead(results["overhead"]) + "\n"]
+        parts += [OVERHEAD.format(name=name), tables.overhead(results["overhead"]) + "\n"]
+    if results.get("pairs"):
+        parts += [PAIRS.format(units=UNITS), tables.pairs(results["pairs"]) + "\n"]
     if results.get("peers"):
         cases = results["peers"]
         apart = tables.disagreement(cases)
-        parts.append(PEERS.format(apart="" if apart is None else "\n" + APART.format(apart=apart)))
+        parts.append(PEERS.format(name=name, apart="" if apart is None else "\n" + APART.format(apart=apart)))
         parts.append(tables.peers(cases) + "\n")
         if tables.scores(cases):
             parts += [FITS, tables.scores(cases) + "\n"]
         if tables.left_out(cases):
             parts.append(tables.left_out(cases) + "\n")
     if results.get("growth"):
-        parts += [GROWTH, tables.growth(results["growth"]) + "\n"]
+        parts += [GROWTH.format(name=name), tables.growth(results["growth"]) + "\n"]
     if tables.targets(results):
         parts += [TARGETS, tables.targets(results) + "\n"]
     return "\n".join(parts)
 
 
-def write(folder: Path, docs: Path) -> None:
+def write(folder: Path, docs: Path, name: str = "benchmarks") -> None:
     """The page, and the pictures that it shows."""
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    pictures = docs / "assets" / "benchmarks"
+    pictures = docs / "assets" / name
     pictures.mkdir(parents=True, exist_ok=True)
     for picture in folder.glob("*.png"):
         shutil.copy(picture, pictures / picture.name)
-    (docs / "benchmarks.md").write_text(page(results), encoding="utf-8")
+    (docs / f"{name}.md").write_text(page(results, name), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else DOCS)
+    write(Path(sys.argv[1]), DOCS, *sys.argv[2:])

@@ -12,6 +12,8 @@ def all_tables(results: Result) -> str:
     parts = [machine_line(results)]
     if "overhead" in results:
         parts += ["## Overhead", overhead(results["overhead"])]
+    if "pairs" in results:
+        parts += ["## Pairs", pairs(results["pairs"])]
     if "peers" in results:
         parts += ["## Peers", peers(results["peers"]), scores(results["peers"]), left_out(results["peers"])]
     if "growth" in results:
@@ -54,6 +56,22 @@ def _overhead_group(baseline: str, cases: list[Result]) -> str:
             times = f" ({over[name]:.2f})" if name in over else ""
             row[name] = "" if found is None else f"{duration(found['median'])}{times}"
         rows.append(row)
+    return table(rows)
+
+
+def pairs(cases: list[Result]) -> str:
+    """Pairs a second, what share of the limit that is, and what memory it takes."""
+    rows = []
+    for case in cases:
+        rate, limit, (ratio,) = case["pairs_per_second"], case["limit"], case["ratios"]
+        rows.append(
+            {"all pairs of": case["title"]}
+            | {f"{name}": duration(found["median"]) for name, found in case["times"].items()}
+            | {"times faster": with_quartiles(ratio)}
+            | {"pairs a second": f"{rate:.2e}"}
+            | ({"limit": f"{limit:.2e}", "share of it": f"{rate / limit:.0%}"} if limit else {})
+            | {"temporary memory": size_in_memory(case["temporary_bytes"])}
+        )
     return table(rows)
 
 

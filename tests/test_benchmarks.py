@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from benchmarks import bare, figures, growth, ours, overhead, page, tables, timing
+from benchmarks import bare, figures, growth, ours, overhead, page, pairs, tables, timing
 from benchmarks.__main__ import measure
 from benchmarks.peers import fit, kernel_sum, langevin, stein, tabular_fit
 from benchmarks.peers.guests import Guests, needed
@@ -158,6 +158,12 @@ def test_memory_is_read_from_the_compiled_program():
     assert 2 * 4 * 40_000 < growth.temporary_bytes(40_000) < 4 * 40_000**2 / 10
 
 
+def test_the_plain_sum_over_pairs_is_ours():
+    particles, kernel = jax.random.normal(jax.random.key(0), (1_234, 2)), mf.SquaredExponential(0.5)
+    ours = jax.jit(lambda kernel, particles: interaction_gradient(kernel, particles))(kernel, particles)
+    assert disagreement(jax.jit(pairs.plain_sum)(kernel, particles), ours) < 2e-5
+
+
 def test_large_networks_are_classifiers():
     target = classification(2, (4, 3, 3), 6)
     uniform = jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], np.float32), target.particles)
@@ -169,7 +175,7 @@ def results():
     """Tiny sizes of everything that needs no process of its own; peers where they are installed."""
     with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):
         patch.setattr("benchmarks.__main__.tqdm", lambda **_: _Silent())
-        found = measure(["overhead", "peers", "growth"], quick=True)
+        found = measure(["overhead", "pairs", "peers", "growth"], quick=True)
     found["peers"].append(tabular_fit.measured(_process, 2, lambda: None))
     return json.loads(json.dumps(found))
 
@@ -286,6 +292,7 @@ def test_the_page_shows_what_was_found(results, tmp_path):
     for picture in ("overhead", "peers", "growth"):
         assert f"(assets/benchmarks/{picture}.png)" in text
         assert (docs / "assets" / "benchmarks" / f"{picture}.png").stat().st_size > 10_000
+    assert "| 40 particles in 2-D |" in text
     assert f"JAX {jax.__version__}" in text
     assert results["machine"]["processor"] in text
     assert "| bde | 18.0 s | 36.0 s | 5.500 |" in text
@@ -296,7 +303,16 @@ def test_the_page_shows_what_was_found(results, tmp_path):
 
 
 def test_no_number_of_the_page_is_typed_by_hand():
-    texts = [page.INTRODUCTION, page.OVERHEAD, page.PEERS, page.APART, page.FITS, page.GROWTH, page.TARGETS]
+    texts = [
+        page.INTRODUCTION,
+        page.OVERHEAD,
+        page.PAIRS,
+        page.PEERS,
+        page.APART,
+        page.FITS,
+        page.GROWTH,
+        page.TARGETS,
+    ]
     assert not any(character.isdigit() for text in texts for character in text.replace(".0e}", ""))
 
 

@@ -1,4 +1,4 @@
-"""The GPU's way to sum over pairs, interpreted on a CPU, and as it is where there is a GPU."""
+"""The GPU's way to sum over pairs: that it compiles, anywhere; that it is right, where there is a GPU."""
 
 import functools
 
@@ -11,64 +11,56 @@ from jax.sharding import PartitionSpec
 
 import measureflow as mf
 from measureflow import fused, pair_sums, products
+from measureflow.interactions import interaction_gradient
 
-ON_GPU = jax.default_backend() == "gpu"
-needs_gpu = pytest.mark.skipif(not ON_GPU, reason="there is no GPU here")
-gradients = functools.partial(fused.gradient_sum, interpret=not ON_GPU)
-values = functools.partial(fused.value_sum, interpret=not ON_GPU)
+needs_gpu = pytest.mark.skipif(products.compute_capability() < 9, reason="there is no GPU for it here")
 SHAPES = {1: {"x": ()}, 2: {"x": (2,)}, 3: {"scalar": (), "x": (2,)}, 5: {"x": (5,)}, 8: SMALL}
 
 
+def lowered_for_cuda(function, *arguments):
+    return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+
+
 @pytest.mark.parametrize("name", RADIAL)
-@pytest.mark.parametrize("dimensions", SHAPES)
-def test_it_is_the_sum_over_all_pairs(name, dimensions):
-    kernel, phi = RADIAL[name]
-    # Neither fills the blocks that it is cut into; some rows are met by themselves.
-    x = draw(SHAPES[dimensions], 37)
-    y = jax.tree.map(lambda a, b: jnp.concatenate([a, b[:5]]), draw(SHAPES[dimensions], 70, seed=1), x)
-    expected = phi(np, squared_distances(rows(x), rows(y))).sum(axis=1)
-    assert_close(jit(values)(kernel, x, y), expected)
-    assert_close(rows(jit(gradients)(kernel, x, y)), rows(jit(pair_sums._tiled_gradients)(kernel, x, y)))
+@pytest.mark.parametrize("dimensions", [1, 8])
+def test_every_kernel_is_known_to_mosaic(name, dimensions):
+    kernel, x = RADIAL[name][0], draw(SHAPES[dimensions], 300)
+    assert fused._fits(kernel, x)
+    for summed in (fused.gradient_sum, fused.value_sum):
+        assert "mosaic" in lowered_for_cuda(summed, kernel, x, x)
 
 
-def test_particles_far_away_and_close_together():
-    """Their differences are exact, so nothing cancels."""
-    x = 1_000 + 1e-2 * jax.random.normal(key(0), (50, 2))
-    exact = np.asarray(x, np.float64)
-    differences = exact[:, None] - exact[None]
-    slopes = -np.exp(-np.sum(differences**2, axis=2) / (2 * 0.01**2)) / 0.01**2
-    expected = np.sum(slopes[..., None] * differences, axis=1)
-    found = jit(gradients)(mf.SquaredExponential(0.01), x, x)
-    assert_close(found, expected)
+def test_what_does_not_fit_is_summed_in_tiles(monkeypatch):
+    monkeypatch.setattr(fused, "compute_capability", lambda: 9.0)
 
+    class MyKernel(mf.SquaredExponential):
+        pass
 
-def test_many_problems_at_once():
-    x = jax.random.normal(key(0), (3, 40, 2))
-    kernels = jax.vmap(mf.SquaredExponential)(jnp.array([0.5, 1.0, 2.0]))
-    together = jit(jax.vmap(gradients))(kernels, x, x)
-    for index, scale in enumerate((0.5, 1.0, 2.0)):
-        alone = jit(gradients)(mf.SquaredExponential(scale), x[index], x[index])
-        assert_close(together[index], alone)
-
-
-@needs_gpu  # Pallas' interpreter does not know which axes of a mesh its arguments vary over.
-def test_inside_a_ring_of_devices():
-    mesh = jax.make_mesh((1,), ("particles",), axis_types=(jax.sharding.AxisType.Auto,))
-    x, kernel = jax.random.normal(key(0), (40, 2)), mf.SquaredExponential(1.0)
-    each = PartitionSpec("particles")
-    cut = jax.shard_map(lambda x: gradients(kernel, x, x), mesh=mesh, in_specs=each, out_specs=each)
-    assert_close(jit(cut)(x), jit(gradients)(kernel, x, x))
-
-
-def test_what_does_not_fit_is_summed_in_tiles():
-    either = functools.partial(fused.or_tiled, lambda *_: "fused", lambda *_: "tiled")
     x, kernel = jnp.zeros((4, 2)), mf.SquaredExponential(1.0)
-    many = jax.tree.map(jnp.asarray, draw(LARGE, 4))
-    for other in ((kernel, many), (kernel, x.astype(jnp.float16)), (kernel.on(jnp.sin), x)):
-        assert either(other[0], other[1], other[1]) == "tiled"
+    either = functools.partial(fused.or_tiled, lambda *_: "fused", lambda *_: "tiled")
+    others = [
+        (kernel, draw(LARGE, 4)),
+        (kernel, x.astype(jnp.float16)),
+        (kernel.on(jnp.sin), x),
+        (MyKernel(1.0), x),
+        (kernel + MyKernel(1.0), x),
+    ]
+    for other, particles in others:
+        assert either(other, particles, particles) == "tiled"
 
 
-def test_derivatives_are_those_of_the_tiles():
+def test_the_platform_decides(monkeypatch):
+    monkeypatch.setattr(fused, "compute_capability", lambda: 9.0)
+    x, kernel = jax.random.normal(key(0), (20, 2)), mf.SquaredExponential(1.0)
+    assert "mosaic" in lowered_for_cuda(pair_sums.gradient_sum, kernel, x, x)
+    on_cpu = jax.devices("cpu")[0]
+    with jax.default_device(on_cpu):
+        found = jax.jit(pair_sums.gradient_sum)(kernel, x, x)
+        assert_close(found, jit(pair_sums._tiled_gradients)(kernel, x, x))
+
+
+def test_derivatives_are_those_of_the_tiles(monkeypatch):
+    monkeypatch.setattr(fused, "compute_capability", lambda: 9.0)
     x, kernel = jax.random.normal(key(0), (20, 2)), mf.SquaredExponential(1.0)
 
     def size(x, summed):
@@ -86,10 +78,72 @@ def test_long_products_in_parts(monkeypatch):
 
 
 @needs_gpu
+@pytest.mark.parametrize("name", RADIAL)
+@pytest.mark.parametrize("dimensions", SHAPES)
+def test_it_is_the_sum_over_all_pairs(name, dimensions):
+    kernel, phi = RADIAL[name]
+    # Neither fills the chunks that it is cut into; some rows are met by themselves.
+    x = draw(SHAPES[dimensions], 300)
+    y = jax.tree.map(lambda a, b: jnp.concatenate([a, b[:5]]), draw(SHAPES[dimensions], 590, seed=1), x)
+    expected = phi(np, squared_distances(rows(x), rows(y))).sum(axis=1)
+    assert_close(jax.jit(fused.value_sum)(kernel, x, y), expected)
+    tiled = jax.jit(pair_sums._tiled_gradients)(kernel, x, y)
+    assert_close(rows(jax.jit(fused.gradient_sum)(kernel, x, y)), rows(tiled))
+
+
+@needs_gpu
+def test_particles_far_away_and_close_together():
+    """Their differences are exact, so nothing cancels; and long sums are sums of sums."""
+    x = 1_000 + 1e-2 * jax.random.normal(key(0), (20_000, 2))
+    exact = np.asarray(x, np.float64)
+    differences = exact[:50, None] - exact[None]
+    slopes = -np.exp(-np.sum(differences**2, axis=2) / (2 * 0.01**2)) / 0.01**2
+    expected = np.sum(slopes[..., None] * differences, axis=1)
+    found = jax.jit(fused.gradient_sum)(mf.SquaredExponential(0.01), x, x)[:50]
+    assert np.max(np.abs(found - expected)) < 3e-6 * np.max(np.abs(expected))
+
+
+@needs_gpu
+def test_many_problems_at_once():
+    x, scales = jax.random.normal(key(0), (3, 40, 2)), jnp.array([0.5, 1.0, 2.0])
+
+    def summed(scale, x):
+        return pair_sums.gradient_sum(mf.SquaredExponential(scale), x, x)
+
+    together = jax.jit(jax.vmap(summed))(scales, x)
+    for index in range(3):
+        assert_close(together[index], jax.jit(summed)(scales[index], x[index]))
+
+
+@needs_gpu
+def test_inside_a_ring_of_devices():
+    mesh = jax.make_mesh((1,), ("particles",), axis_types=(jax.sharding.AxisType.Auto,))
+    x, kernel = jax.random.normal(key(0), (40, 2)), mf.SquaredExponential(1.0)
+    each = PartitionSpec("particles")
+
+    def summed(x):
+        return pair_sums.gradient_sum(kernel, x, x)
+
+    cut = jax.shard_map(summed, mesh=mesh, in_specs=each, out_specs=each)
+    assert_close(jax.jit(cut)(x), jax.jit(summed)(x))
+
+
+@needs_gpu
 def test_on_a_gpu_products_are_as_precise_as_on_a_cpu():
     for length in (20, 1_024, 401_408):
         x, y = jax.random.normal(key(0), (20, length)), jax.random.normal(key(1), (20, length))
         exact = np.asarray(x, np.float64) @ np.asarray(y, np.float64).T
-        scale = np.sqrt(length)
-        assert np.max(np.abs(jax.jit(products.row_products)(x, y) - exact)) < 1e-5 * scale
-        assert np.max(np.abs(jax.jit(products.matmul)(x, y.T) - exact)) < 1e-5 * scale
+        for found in (jax.jit(products.row_products)(x, y), jax.jit(products.matmul)(x, y.T)):
+            assert np.max(np.abs(found - exact)) < 2e-6 * np.sqrt(length) * 3
+
+
+@needs_gpu
+def test_many_dimensions_and_particles_close_together():
+    """A thousand coordinates, a spread of a thousandth of the mean: as in float64."""
+    x = 1.0 + 1e-3 * jax.random.normal(key(0), (20, 1_000))
+    exact = np.asarray(x, np.float64)
+    differences, scale = exact[:, None] - exact[None], 0.03
+    slopes = -np.exp(-np.sum(differences**2, axis=2) / (2 * scale**2)) / scale**2
+    expected = np.mean(slopes[..., None] * differences, axis=1)
+    found = jax.jit(lambda x: interaction_gradient(mf.SquaredExponential(scale), x))(x)
+    assert np.max(np.abs(found - expected)) < 1e-4 * np.max(np.abs(expected))

@@ -1,9 +1,8 @@
 """Sums over all pairs in few dimensions on a GPU, by a kernel that keeps the pairs in registers.
 
-XLA writes the differences of all pairs to memory, or sums them one at a time. Here every program of the grid
-has some rows, walks along all columns, and adds up what each pair contributes where it was computed. It is
-written in Pallas, for its Triton backend; elsewhere, and in a JAX without that backend, pairs are summed in
-tiles.
+XLA writes the differences of all pairs to memory, or sums them one at a time. Here every lane of the GPU has
+a few rows, walks along all columns, and adds up what each pair contributes where it was computed. It is
+written in Pallas, for Mosaic, which knows Hopper GPUs and later ones; elsewhere pairs are summed in tiles.
 """
 
 import functools
@@ -13,9 +12,18 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as mosaic
 from jaxtyping import Array, Float, PyTree
 
-from measureflow.kernels import AbstractKernel, AbstractRadialKernel
+from measureflow.kernels import (
+    AbstractKernel,
+    AbstractRadialKernel,
+    InverseMultiquadric,
+    Matern,
+    RadialCombination,
+    SquaredExponential,
+)
+from measureflow.products import compute_capability
 from measureflow.pytrees import (
     OtherParticles,
     Particles,
@@ -25,24 +33,22 @@ from measureflow.pytrees import (
     sum_of_squares,
 )
 
-try:
-    from jax.experimental.pallas import triton
-except ImportError:
-    triton = None
-
 #: What sums over pairs: of a kernel, for every row, over all others.
 Sum: TypeAlias = Callable[[Any, Particles, OtherParticles], PyTree]
 
-_ROWS, _WARPS = 32, 4
-# Columns that a program meets at once, by the number of dimensions: what it adds up is all in registers.
-_COLUMNS = {1: 64, 2: 64, 3: 32, 4: 32, 5: 16, 6: 16, 7: 16, 8: 16}
+_MOST_DIMENSIONS = 8
+# Other formulas may have functions that Mosaic does not know.
+_KERNELS = (SquaredExponential, Matern, InverseMultiquadric)
+# A program has 128 lanes, with two rows each; columns come in chunks, and are met a few in a row.
+_ROWS, _ROWS_OF_LANE = 256, 2
+_CHUNK, _IN_A_ROW = 256, 16
 
 
 def or_tiled(
     fused: Sum, tiled: Sum, kernel: AbstractKernel, rows: Particles, others: OtherParticles
 ) -> PyTree:
     """`fused` on a CUDA device, where it can be; `tiled` elsewhere. They are the same function."""
-    if triton is None or not _fits(kernel, rows):
+    if compute_capability() < 9 or not _fits(kernel, rows):
         return tiled(kernel, rows, others)
     return _either(fused, tiled, kernel, rows, others)
 
@@ -60,39 +66,34 @@ def _either_jvp(_: Sum, tiled: Sum, primals: tuple, tangents: tuple) -> tuple:
 
 
 def _fits(kernel: AbstractKernel, rows: Particles) -> bool:
-    """A radial kernel with numbers for parameters, in few dimensions, all of single precision."""
-    leaves = jax.tree.leaves((kernel, rows))
+    """A known kernel in few dimensions, all of single precision."""
+    terms = kernel.kernels if isinstance(kernel, RadialCombination) else (kernel,)
+    dimensions = sum(leaf.size for leaf in jax.tree.leaves(rows)) // particle_count(rows)
     return (
-        isinstance(kernel, AbstractRadialKernel)
-        and all(isinstance(leaf, jax.Array) and leaf.dtype == jnp.float32 for leaf in leaves)
-        and all(leaf.ndim == 0 for leaf in jax.tree.leaves(kernel))
-        and sum(leaf.size for leaf in jax.tree.leaves(rows)) // particle_count(rows) in _COLUMNS
+        all(type(term) in _KERNELS for term in terms)
+        and all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((kernel, rows)))
+        and dimensions <= _MOST_DIMENSIONS
     )
 
 
-def gradient_sum(
-    kernel: AbstractRadialKernel, rows: Particles, others: OtherParticles, *, interpret: bool = False
-) -> Particles:
+def gradient_sum(kernel: AbstractRadialKernel, rows: Particles, others: OtherParticles) -> Particles:
     """Σⱼ ∇₁κ(θᵢ, θ′ⱼ) = 2 Σⱼ φ′(‖θᵢ − θ′ⱼ‖²)(θᵢ − θ′ⱼ) for every row i."""
 
     def contributions(kernel: AbstractRadialKernel, differences: list[Array]) -> list[Array]:
         slope = kernel.slope(sum_of_squares(differences))
         return [slope * difference for difference in differences]
 
-    dimensions = as_matrix(rows).shape[1]
-    summed = _summed(contributions, dimensions, kernel, rows, others, interpret)
-    return like_rows(2 * jnp.stack(summed, axis=1), rows)
+    summed = _summed(contributions, as_matrix(rows).shape[1], kernel, rows, others)
+    return like_rows(2 * summed.T, rows)
 
 
-def value_sum(
-    kernel: AbstractRadialKernel, rows: Particles, others: OtherParticles, *, interpret: bool = False
-) -> Float[Array, " n"]:
+def value_sum(kernel: AbstractRadialKernel, rows: Particles, others: OtherParticles) -> Float[Array, " n"]:
     """Σⱼ κ(θᵢ, θ′ⱼ) = Σⱼ φ(‖θᵢ − θ′ⱼ‖²) for every row i."""
 
     def contributions(kernel: AbstractRadialKernel, differences: list[Array]) -> list[Array]:
         return [kernel.profile(sum_of_squares(differences))]
 
-    return _summed(contributions, 1, kernel, rows, others, interpret)[0]
+    return _summed(contributions, 1, kernel, rows, others)[0]
 
 
 def _summed(
@@ -101,56 +102,58 @@ def _summed(
     kernel: AbstractRadialKernel,
     rows: Particles,
     others: OtherParticles,
-    interpret: bool,
-) -> list[Float[Array, " n"]]:
+) -> Float[Array, "r n"]:
     """Σⱼ of each of the contributions of pair (i, j), which are functions of θᵢ − θ′ⱼ alone."""
     n, m = particle_count(rows), particle_count(others)
-    own, met = as_matrix(rows).T, as_matrix(others).T
-    dimensions = len(own)
-    width = _COLUMNS[dimensions]
-    own, met = _padded(own, _ROWS), _padded(met, width)
-    leaves, structure = jax.tree.flatten(kernel)
-    parameters = jnp.stack(leaves)
+    own, met = _padded(as_matrix(rows).T, _ROWS), _padded(as_matrix(others).T, _CHUNK)
+    dimensions, (leaves, structure) = len(own), jax.tree.flatten(kernel)
+    layout = mosaic.Layout.WG_STRIDED((_ROWS,), _ROWS_OF_LANE)
 
-    def program(*references: Any) -> None:
-        numbers, mine, all_others = references[0], references[1], references[2]
-        kernel = jax.tree.unflatten(structure, [numbers[k] for k in range(len(leaves))])
-        row = [mine[c, :][:, None] for c in range(dimensions)]
+    def program(parameters: Any, own: Any, met: Any, out: Any, chunk: Any, arrived: Any) -> None:
+        here = pl.ds(jax.lax.axis_index("rows") * _ROWS, _ROWS)
+        row = [mosaic.load(own, (c, here), layout=layout, optimized=False) for c in range(dimensions)]
+        kernel = jax.tree.unflatten(structure, [parameters[k] for k in range(len(leaves))])
+        nothing = [mosaic.layout_cast(jnp.zeros(_ROWS, jnp.float32), layout)] * results
 
-        def block(first: Any) -> list[Array]:
-            column = [all_others[c, pl.ds(first, width)][None, :] for c in range(dimensions)]
-            return contributions(kernel, [x - y for x, y in zip(row, column, strict=True)])
+        def meet(column: Any, sums: list[Array]) -> list[Array]:
+            differences = [row[c] - chunk[c, column] for c in range(dimensions)]
+            return _added(sums, contributions(kernel, differences))
 
-        def add(index: Any, sums: list[Array]) -> list[Array]:
-            return [x + y for x, y in zip(sums, block(index * width), strict=True)]
+        def meet_in_a_row(first: Any, sums: list[Array]) -> list[Array]:
+            for k in range(_IN_A_ROW):
+                sums = meet(first * _IN_A_ROW + k, sums)
+            return sums
 
-        sums = [jnp.zeros((_ROWS, width), jnp.float32)] * results
-        sums = jax.lax.fori_loop(0, m // width, add, sums)
-        if m % width:
-            # The last block has columns that are nobody.
-            is_somebody = jax.lax.broadcasted_iota(jnp.int32, (_ROWS, width), 1) < m % width
-            last = block(m // width * width)
-            sums = [x + jnp.where(is_somebody, y, 0.0) for x, y in zip(sums, last, strict=True)]
-        for out, total in zip(references[3:], sums, strict=True):
-            out[:] = jnp.sum(total, axis=1)
+        def meet_chunk(index: Any, sums: list[Array], columns: int = _CHUNK) -> list[Array]:
+            mosaic.copy_gmem_to_smem(met.at[:, pl.ds(index * _CHUNK, _CHUNK)], chunk, arrived)
+            mosaic.barrier_wait(arrived)
+            # From nothing: a long sum is precise as a sum of sums.
+            of_chunk = jax.lax.fori_loop(0, columns // _IN_A_ROW, meet_in_a_row, nothing)
+            for column in range(columns - columns % _IN_A_ROW, columns):
+                of_chunk = meet(column, of_chunk)
+            return _added(sums, of_chunk)
 
-    shape = jax.ShapeDtypeStruct(
-        (own.shape[1],), jnp.float32, manual_axis_type=jax.typeof(own).manual_axis_type
-    )
-    call = pl.pallas_call(
+        sums = jax.lax.fori_loop(0, m // _CHUNK, meet_chunk, nothing)
+        if m % _CHUNK:
+            sums = meet_chunk(m // _CHUNK, sums, m % _CHUNK)
+        for k in range(results):
+            out[k, here] = sums[k]
+
+    summed = mosaic.kernel(
         program,
-        out_shape=[shape] * results,
+        out_type=jax.ShapeDtypeStruct(
+            (results, own.shape[1]), jnp.float32, manual_axis_type=jax.typeof(own).manual_axis_type
+        ),
         grid=(own.shape[1] // _ROWS,),
-        in_specs=[
-            pl.BlockSpec(parameters.shape, lambda i: (0,)),
-            pl.BlockSpec((dimensions, _ROWS), lambda i: (0, i)),
-            pl.BlockSpec(met.shape, lambda i: (0, 0)),
-        ],
-        out_specs=[pl.BlockSpec((_ROWS,), lambda i: (i,))] * results,
-        interpret=interpret,
-        compiler_params=None if interpret or triton is None else triton.CompilerParams(num_warps=_WARPS),
-    )
-    return [total[:n] for total in call(parameters, own, met)]
+        grid_names=("rows",),
+        scratch_types=[mosaic.SMEM((dimensions, _CHUNK), jnp.float32), mosaic.Barrier()],
+        compiler_params=mosaic.CompilerParams(approx_math=True),
+    )(jnp.stack(leaves), own, met)
+    return summed[:, :n]
+
+
+def _added(x: list[Array], y: list[Array]) -> list[Array]:
+    return [a + b for a, b in zip(x, y, strict=True)]
 
 
 def _padded(columns: Float[Array, "d k"], multiple: int) -> Float[Array, "d l"]:

@@ -51,10 +51,11 @@ def _in_parts(x: Array, y: Array) -> Array:
 
 
 def _on_tensor_cores(x: Array, y: Array) -> bool:
-    return x.dtype == y.dtype == jnp.float32 and _has_tf32()
+    # TF32 came with compute capability 8, Ampere.
+    return x.dtype == y.dtype == jnp.float32 and compute_capability() >= 8
 
 
 @functools.cache
-def _has_tf32() -> bool:
-    """Whether a GPU is here that knows TF32 (Ampere or later)."""
-    return any(float(getattr(device, "compute_capability", 0)) >= 8 for device in jax.devices())
+def compute_capability() -> float:
+    """Of the NVIDIA GPUs that are here; 0 if there are none."""
+    return min((float(getattr(device, "compute_capability", 0)) for device in jax.devices()), default=0)
