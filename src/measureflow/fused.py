@@ -6,6 +6,7 @@ written in Pallas, for Mosaic, which knows Hopper GPUs and later ones; elsewhere
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -42,6 +43,10 @@ _KERNELS = (SquaredExponential, Matern, InverseMultiquadric)
 # A program has 128 lanes, with two rows each; columns come in chunks, and are met a few in a row.
 _ROWS, _ROWS_OF_LANE = 256, 2
 _CHUNK, _IN_A_ROW = 256, 16
+# JAX 0.10 wants an index beside the reference, later ones do not.
+_INDEX = ((),) if inspect.signature(mosaic.load).parameters["idx"].default is inspect.Parameter.empty else ()
+# Enough programs to fill a GPU.
+_PROGRAMS = 1024
 
 
 def or_tiled(
@@ -108,10 +113,16 @@ def _summed(
     own, met = _padded(as_matrix(rows).T, _ROWS), _padded(as_matrix(others).T, _CHUNK)
     dimensions, (leaves, structure) = len(own), jax.tree.flatten(kernel)
     layout = mosaic.Layout.WG_STRIDED((_ROWS,), _ROWS_OF_LANE)
+    row_blocks, chunks = own.shape[1] // _ROWS, met.shape[1] // _CHUNK
+    # Few rows would leave most of the GPU idle: then some programs share them, and each meets some chunks.
+    chunks_each = -(-chunks // -(-_PROGRAMS // row_blocks))
+    shares = -(-chunks // chunks_each)
 
     def program(parameters: Any, own: Any, met: Any, out: Any, chunk: Any, arrived: Any) -> None:
-        here = pl.ds(jax.lax.axis_index("rows") * _ROWS, _ROWS)
-        row = [mosaic.load(own, (c, here), layout=layout, optimized=False) for c in range(dimensions)]
+        here, share = pl.ds(jax.lax.axis_index("rows") * _ROWS, _ROWS), jax.lax.axis_index("shares")
+        row = [
+            mosaic.load(own.at[c, here], *_INDEX, layout=layout, optimized=False) for c in range(dimensions)
+        ]
         kernel = jax.tree.unflatten(structure, [parameters[k] for k in range(len(leaves))])
         nothing = [mosaic.layout_cast(jnp.zeros(_ROWS, jnp.float32), layout)] * results
 
@@ -124,32 +135,34 @@ def _summed(
                 sums = meet(first * _IN_A_ROW + k, sums)
             return sums
 
-        def meet_chunk(index: Any, sums: list[Array], columns: int = _CHUNK) -> list[Array]:
+        def meet_chunk(index: Any, sums: list[Array]) -> list[Array]:
             mosaic.copy_gmem_to_smem(met.at[:, pl.ds(index * _CHUNK, _CHUNK)], chunk, arrived)
             mosaic.barrier_wait(arrived)
+            columns = jnp.minimum(m - index * _CHUNK, _CHUNK)
+            in_a_row = columns // _IN_A_ROW
             # From nothing: a long sum is precise as a sum of sums.
-            of_chunk = jax.lax.fori_loop(0, columns // _IN_A_ROW, meet_in_a_row, nothing)
-            for column in range(columns - columns % _IN_A_ROW, columns):
-                of_chunk = meet(column, of_chunk)
+            of_chunk = jax.lax.fori_loop(0, in_a_row, meet_in_a_row, nothing)
+            of_chunk = jax.lax.fori_loop(in_a_row * _IN_A_ROW, columns, meet, of_chunk)
             return _added(sums, of_chunk)
 
-        sums = jax.lax.fori_loop(0, m // _CHUNK, meet_chunk, nothing)
-        if m % _CHUNK:
-            sums = meet_chunk(m // _CHUNK, sums, m % _CHUNK)
+        first, end = share * chunks_each, jnp.minimum((share + 1) * chunks_each, chunks)
+        sums = jax.lax.fori_loop(first, end, meet_chunk, nothing)
         for k in range(results):
-            out[k, here] = sums[k]
+            out[share, k, here] = sums[k]
 
     summed = mosaic.kernel(
         program,
         out_type=jax.ShapeDtypeStruct(
-            (results, own.shape[1]), jnp.float32, manual_axis_type=jax.typeof(own).manual_axis_type
+            (shares, results, own.shape[1]),
+            jnp.float32,
+            manual_axis_type=jax.typeof(own).manual_axis_type,
         ),
-        grid=(own.shape[1] // _ROWS,),
-        grid_names=("rows",),
+        grid=(row_blocks, shares),
+        grid_names=("rows", "shares"),
         scratch_types=[mosaic.SMEM((dimensions, _CHUNK), jnp.float32), mosaic.Barrier()],
         compiler_params=mosaic.CompilerParams(approx_math=True),
     )(jnp.stack(leaves), own, met)
-    return summed[:, :n]
+    return jnp.sum(summed, axis=0)[:, :n]
 
 
 def _added(x: list[Array], y: list[Array]) -> list[Array]:
