@@ -19,10 +19,10 @@ DOCS = Path(__file__).parent.parent / "docs"
 INTRODUCTION = """\
 # Benchmarks
 
-What `make bench` measured on the machine below. A time by itself says little, so everything is a ratio
-within one run: all contenders of a comparison take turns, round after round, and the median of their
-ratio over the rounds is shown, with its quartiles in brackets. Compiling is not counted, except in whole
-fits.
+What `python -m benchmarks` (`make bench`) measured on the machine below. A time by itself says little, so
+everything is a ratio within one run: all contenders of a comparison take turns, round after round, and the
+median of their ratio over the rounds is shown, with its quartiles in brackets. Compiling is not counted,
+except in whole fits.
 """
 
 OVERHEAD = """\
