@@ -33,7 +33,7 @@ from measureflow.estimators import EnsembleClassifier, EnsembleRegressor
 from measureflow.recipe import Candidate, Ensembles
 from measureflow.saving import container
 from measureflow.saving.kinds import FileFormatError, load, save
-from measureflow.solve import Restart
+from measureflow.solution import Restart
 
 # More than this, and a small file has made `load` take memory that it has no use for.
 MOST_MEMORY = 2**30

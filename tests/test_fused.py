@@ -45,9 +45,7 @@ def test_every_kernel_is_known_to_mosaic(name, dimensions):
         assert "mosaic" in lowered_for_cuda(summed, kernel, x, x)
 
 
-def test_what_does_not_fit_is_summed_in_tiles(monkeypatch):
-    monkeypatch.setattr(fused, "compute_capability", lambda: 9.0)
-
+def test_what_does_not_fit_is_summed_in_tiles():
     class MyKernel(mf.SquaredExponential):
         pass
 
@@ -65,7 +63,7 @@ def test_what_does_not_fit_is_summed_in_tiles(monkeypatch):
 
 
 def test_the_platform_decides(monkeypatch):
-    monkeypatch.setattr(fused, "compute_capability", lambda: 9.0)
+    monkeypatch.setattr(products, "compute_capability", lambda: 9.0)
     x, kernel = jax.random.normal(key(0), (20, 2)), mf.SquaredExponential(1.0)
     assert "mosaic" in lowered_for_cuda(pair_sums.gradient_sum, kernel, x, x)
     on_cpu = jax.devices("cpu")[0]
@@ -75,7 +73,7 @@ def test_the_platform_decides(monkeypatch):
 
 
 def test_derivatives_are_those_of_the_tiles(monkeypatch):
-    monkeypatch.setattr(fused, "compute_capability", lambda: 9.0)
+    monkeypatch.setattr(products, "compute_capability", lambda: 9.0)
     x, kernel = jax.random.normal(key(0), (20, 2)), mf.SquaredExponential(1.0)
 
     def size(x, summed):

@@ -30,7 +30,7 @@ import measureflow as mf
 from measureflow.saving import container, documents, encoding
 from measureflow.saving.fitted import _FITTED_BY
 from measureflow.saving.kinds import FileFormatError, load, save
-from measureflow.solve import Restart
+from measureflow.solution import Restart
 
 
 @pytest.fixture

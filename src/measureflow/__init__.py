@@ -24,7 +24,7 @@ from measureflow.problem import (
 )
 from measureflow.regularisers import KL, SquaredMMD
 from measureflow.saving.kinds import FileFormatError, load, save
-from measureflow.solve import (
+from measureflow.solution import (
     DataExhaustedError,
     DivergenceError,
     History,
@@ -32,9 +32,8 @@ from measureflow.solve import (
     Restart,
     RunError,
     Solution,
-    run,
-    solve,
 )
+from measureflow.solve import run, solve
 
 if TYPE_CHECKING:
     from measureflow.estimators import EnsembleClassifier, EnsembleRegressor, cross_validate

@@ -24,7 +24,6 @@ from measureflow.kernels import (
     RadialCombination,
     SquaredExponential,
 )
-from measureflow.products import compute_capability
 from measureflow.pytrees import (
     OtherParticles,
     Particles,
@@ -53,7 +52,7 @@ def or_tiled(
     fused: Sum, tiled: Sum, kernel: AbstractKernel, rows: Particles, others: OtherParticles
 ) -> PyTree:
     """`fused` on a CUDA device, where it can be; `tiled` elsewhere. They are the same function."""
-    if compute_capability() < 9 or not _fits(kernel, rows):
+    if not _fits(kernel, rows):
         return tiled(kernel, rows, others)
     return _either(fused, tiled, kernel, rows, others)
 

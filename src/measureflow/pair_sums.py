@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from measureflow import fused, products
+from measureflow import products
 from measureflow.kernels import AbstractKernel, AbstractRadialKernel
 from measureflow.pytrees import (
     OtherParticles,
@@ -27,6 +27,8 @@ from measureflow.pytrees import (
 
 # Rows, and particles that a row meets, of one tile: what exists at once.
 _ROWS, _COLUMNS = 512, 16_384
+# The compute capability that `fused` needs.
+_HOPPER = 9
 
 
 def well_conditioned(kernel: AbstractKernel, particles: Particles) -> Particles:
@@ -37,12 +39,27 @@ def well_conditioned(kernel: AbstractKernel, particles: Particles) -> Particles:
 
 def gradient_sum(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Particles:
     """Σⱼ ∇₁κ(θᵢ, θ′ⱼ) for every row i."""
-    return fused.or_tiled(fused.gradient_sum, _tiled_gradients, kernel, rows, others)
+    return _fused_or_tiled("gradient_sum", _tiled_gradients, kernel, rows, others)
 
 
 def value_sum(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Float[Array, " n"]:
     """Σⱼ κ(θᵢ, θ′ⱼ) for every row i."""
-    return fused.or_tiled(fused.value_sum, _tiled_values, kernel, rows, others)
+    return _fused_or_tiled("value_sum", _tiled_values, kernel, rows, others)
+
+
+def _fused_or_tiled(
+    name: str,
+    tiled: Callable[[AbstractKernel, Particles, OtherParticles], PyTree],
+    kernel: AbstractKernel,
+    rows: Particles,
+    others: OtherParticles,
+) -> PyTree:
+    if products.compute_capability() < _HOPPER:
+        return tiled(kernel, rows, others)
+    # Only there: not every machine can import what it is written in.
+    from measureflow import fused
+
+    return fused.or_tiled(getattr(fused, name), tiled, kernel, rows, others)
 
 
 def _tiled_gradients(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Particles:

@@ -1,12 +1,11 @@
 """The compiled loop: from a problem, a flow and a beginning to a measure."""
 
 import contextlib
-import dataclasses
 import math
 import sys
 import time
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -24,14 +23,12 @@ from measureflow.batches import (
 from measureflow.checkpoint import Checkpoint, Saved, Store
 from measureflow.fingerprints import fingerprint
 from measureflow.flows import AbstractFlow, ParticleState
-from measureflow.measures import AbstractMeasure
 from measureflow.parametric import ParametricState
 from measureflow.problem import Problem
 from measureflow.pytrees import particle_count
-from measureflow.saving.container import PathLike
-from measureflow.saving.documents import save
 from measureflow.sharding import agreed, place, place_batches, require_mesh
 from measureflow.signals import Signals
+from measureflow.solution import DataExhaustedError, DivergenceError, History, Interrupted, Restart, Solution
 from measureflow.sources import AbstractSource, batch_source
 from measureflow.validation import require_count, typed_key
 
@@ -44,77 +41,6 @@ _SCHEDULED = 4096
 _SECONDS = 0.3
 # After so many, a run that restarts lost particles gives up.
 _MOST_RESTARTS = 100
-
-
-class History(dict[str, np.ndarray]):
-    """Arrays by name, one entry per record: `history["loss"]` or `history.loss`."""
-
-    def __getattr__(self, name: str) -> np.ndarray:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"history has no {name!r}; it has {', '.join(self)}.") from None
-
-
-class Restart(NamedTuple):
-    """At `step`, the particles `lost` had left the finite numbers, and became copies of those in `copied`."""
-
-    step: int
-    lost: tuple[int, ...]
-    copied: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Solution:
-    """What `solve` returns: the measure Q, the history of the run, the state to continue from, and which
-    particles were restarted, if `on_divergence` allowed it."""
-
-    measure: AbstractMeasure
-    history: History
-    state: Any
-    restarts: tuple["Restart", ...] = ()
-
-    def save(self, path: PathLike, *, force: bool = False) -> None:
-        """Write it to one file, for `mf.load`: see `mf.save`."""
-        save(self, path, force=force)
-
-
-class RunError(RuntimeError):
-    """A run that could not go on. Nothing computed is lost: `state` is the last good state, to continue
-    from, and `history` what was recorded."""
-
-    def __init__(self, message: str, state: Any, history: History):
-        super().__init__(message, state, history)
-        self.state, self.history = state, history
-
-    def __str__(self) -> str:
-        return self.args[0]
-
-
-class DivergenceError(RunError):
-    """Particles left the finite numbers: `lost` (their indices) at `step`. Those of `state` are finite, but
-    the lost ones are on their way out: begin again from earlier, with a smaller step."""
-
-    def __init__(self, message: str, state: Any, history: History, step: int, lost: np.ndarray):
-        super().__init__(message, state, history)
-        # What it takes to make the exception again, in another process.
-        self.args = (message, state, history, step, lost)
-        self.step, self.lost = step, lost
-
-
-class DataExhaustedError(RunError):
-    """The iterator of batches ended before the steps did."""
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM. `solution` is the run as far as it came; with a checkpoint it is saved, too."""
-
-    def __init__(self, message: str, solution: Solution):
-        super().__init__(message, solution)
-        self.solution = solution
-
-    def __str__(self) -> str:
-        return self.args[0]
 
 
 def run(
@@ -260,13 +186,7 @@ def solve(
     steps = require_count("steps", steps, 0, "it counts the steps to take from `initial`.")
     if record_every is not None:
         record_every = require_count("record_every", record_every, 1, "1 records every step.")
-    if on_divergence not in ("raise", "restart"):
-        raise ValueError(f"on_divergence must be 'raise' or 'restart', got {on_divergence!r}.")
-    if on_divergence == "restart" and not flow.restarts:
-        raise ValueError(
-            f"on_divergence='restart' needs particles, got {type(flow).__name__}; use 'raise', and "
-            f"{flow.remedy}."
-        )
+    _require_divergence(on_divergence, flow)
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         raise TypeError(f"checkpoint must be a Checkpoint, got {checkpoint!r}; pass mf.Checkpoint(folder).")
     key = typed_key(key)
@@ -508,6 +428,16 @@ def _losses(
     loss = problem.loss_energy(batches.at(state.step, data_key(key))).potential
     assert loss is not None
     return place(mesh, jax.vmap(loss)(state.particles))
+
+
+def _require_divergence(on_divergence: str, flow: AbstractFlow) -> None:
+    if on_divergence not in ("raise", "restart"):
+        raise ValueError(f"on_divergence must be 'raise' or 'restart', got {on_divergence!r}.")
+    if on_divergence == "restart" and not flow.restarts:
+        raise ValueError(
+            f"on_divergence='restart' needs particles, got {type(flow).__name__}; use 'raise', and "
+            f"{flow.remedy}."
+        )
 
 
 def _warn_of_loneliness(problem: Problem, state: Any) -> None:

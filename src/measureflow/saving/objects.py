@@ -29,7 +29,7 @@ from measureflow.parametric import ParametricState
 from measureflow.predictive import Predictive
 from measureflow.pytrees import shapes_of, shown_shapes
 from measureflow.saving.encoding import ANY, DESCRIBERS, KINDS, Code, Kind, anything, describer
-from measureflow.solve import History, Restart, Solution
+from measureflow.solution import History, Restart, Solution
 from measureflow.validation import require_particles
 
 # Networks are looked at layer by layer when they are built.

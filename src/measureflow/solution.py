@@ -1,0 +1,81 @@
+"""What a run leaves: the measure, its history, the state to continue from; or an error that holds these."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from measureflow.measures import AbstractMeasure
+from measureflow.saving.container import PathLike
+from measureflow.saving.documents import save
+
+
+class History(dict[str, np.ndarray]):
+    """Arrays by name, one entry per record: `history["loss"]` or `history.loss`."""
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"history has no {name!r}; it has {', '.join(self)}.") from None
+
+
+class Restart(NamedTuple):
+    """At `step`, the particles `lost` had left the finite numbers, and became copies of those in `copied`."""
+
+    step: int
+    lost: tuple[int, ...]
+    copied: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """What `solve` returns: the measure Q, the history of the run, the state to continue from, and which
+    particles were restarted, if `on_divergence` allowed it."""
+
+    measure: AbstractMeasure
+    history: History
+    state: Any
+    restarts: tuple["Restart", ...] = ()
+
+    def save(self, path: PathLike, *, force: bool = False) -> None:
+        """Write it to one file, for `mf.load`: see `mf.save`."""
+        save(self, path, force=force)
+
+
+class RunError(RuntimeError):
+    """A run that could not go on. Nothing computed is lost: `state` is the last good state, to continue
+    from, and `history` what was recorded."""
+
+    def __init__(self, message: str, state: Any, history: History):
+        super().__init__(message, state, history)
+        self.state, self.history = state, history
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
+class DivergenceError(RunError):
+    """Particles left the finite numbers: `lost` (their indices) at `step`. Those of `state` are finite, but
+    the lost ones are on their way out: begin again from earlier, with a smaller step."""
+
+    def __init__(self, message: str, state: Any, history: History, step: int, lost: np.ndarray):
+        super().__init__(message, state, history)
+        # What it takes to make the exception again, in another process.
+        self.args = (message, state, history, step, lost)
+        self.step, self.lost = step, lost
+
+
+class DataExhaustedError(RunError):
+    """The iterator of batches ended before the steps did."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM. `solution` is the run as far as it came; with a checkpoint it is saved, too."""
+
+    def __init__(self, message: str, solution: Solution):
+        super().__init__(message, solution)
+        self.solution = solution
+
+    def __str__(self) -> str:
+        return self.args[0]
