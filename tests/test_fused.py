@@ -92,7 +92,14 @@ def test_long_products_in_parts(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "dimensions"),
-    [("SE", 1), ("Matern-0.5", 2), ("Matern-1.5", 2), ("IMQ", 3), ("sum", 2), ("SE", 8)],
+    [
+        ("SE", 1),
+        ("Matern-0.5", 2),
+        ("IMQ", 3),
+        ("sum", 2),
+        pytest.param("Matern-1.5", 2, marks=pytest.mark.slow),
+        pytest.param("SE", 8, marks=pytest.mark.slow),
+    ],
 )
 def test_it_is_the_sum_over_all_pairs(name, dimensions, gpu_or_interpreter, monkeypatch):
     kernel, phi = RADIAL[name]
