@@ -66,7 +66,7 @@ def parameters(quick: bool) -> Job:
 
 def memory(quick: bool) -> Job:
     """What the compiled program of N particles in two dimensions needs beside its arguments and results."""
-    sizes = [4, 8] if quick else [300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000]
+    sizes = [4, 400] if quick else [300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000]
 
     def run(tick: Callable[[], None]) -> dict[str, Any]:
         values = []
