@@ -23,8 +23,8 @@ from measureflow.pytrees import (
     Parameters,
     Particles,
     add,
-    dimension,
     particle_count,
+    particle_dimension,
     root_mean_square_norm,
     shapes_of,
     shown_shapes,
@@ -354,7 +354,7 @@ class WassersteinFlow(AbstractFlow):
             trace_known = (state.step > 0) | (not self.preconditioner.adaptive)
             difference = jax.tree.map(lambda d: jnp.where(trace_known, d, jnp.nan), difference)
         trace = squared_norm(difference) / (4 * particle_count(state.particles)) * (1 - sampled_share)
-        number = dimension(jax.tree.map(lambda leaf: leaf[0], state.particles))
+        number = particle_dimension(state.particles)
         return self.step_size_at(state.step) * trace / (2 * number * temperature)
 
 

@@ -30,11 +30,14 @@ from measureflow.pytrees import (
     as_matrix,
     like_rows,
     particle_count,
+    particle_dimension,
     sum_of_squares,
 )
 
 #: What sums over pairs: of a kernel, for every row, over all others.
 Sum: TypeAlias = Callable[[Any, Particles, OtherParticles], PyTree]
+#: What a pair adds to each of the sums, from its difference, coordinate by coordinate.
+Contributions: TypeAlias = Callable[[AbstractRadialKernel, list[Array]], list[Array]]
 
 _MOST_DIMENSIONS = 8
 # Other formulas may have functions that Mosaic does not know.
@@ -72,11 +75,10 @@ def _either_jvp(_: Sum, tiled: Sum, primals: tuple, tangents: tuple) -> tuple:
 def _fits(kernel: AbstractKernel, rows: Particles) -> bool:
     """A known kernel in few dimensions, all of single precision."""
     terms = kernel.kernels if isinstance(kernel, RadialCombination) else (kernel,)
-    dimensions = sum(leaf.size for leaf in jax.tree.leaves(rows)) // particle_count(rows)
     return (
         all(type(term) in _KERNELS for term in terms)
         and all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((kernel, rows)))
-        and dimensions <= _MOST_DIMENSIONS
+        and particle_dimension(rows) <= _MOST_DIMENSIONS
     )
 
 
@@ -87,7 +89,7 @@ def gradient_sum(kernel: AbstractRadialKernel, rows: Particles, others: OtherPar
         slope = kernel.slope(sum_of_squares(differences))
         return [slope * difference for difference in differences]
 
-    summed = _summed(contributions, as_matrix(rows).shape[1], kernel, rows, others)
+    summed = _summed(contributions, particle_dimension(rows), kernel, rows, others)
     return like_rows(2 * summed.T, rows)
 
 
@@ -101,7 +103,7 @@ def value_sum(kernel: AbstractRadialKernel, rows: Particles, others: OtherPartic
 
 
 def _summed(
-    contributions: Callable[[AbstractRadialKernel, list[Array]], list[Array]],
+    contributions: Contributions,
     results: int,
     kernel: AbstractRadialKernel,
     rows: Particles,
@@ -110,47 +112,13 @@ def _summed(
     """Σⱼ of each of the contributions of pair (i, j), which are functions of θᵢ − θ′ⱼ alone."""
     n, m = particle_count(rows), particle_count(others)
     own, met = _padded(as_matrix(rows).T, _ROWS), _padded(as_matrix(others).T, _CHUNK)
-    dimensions, (leaves, structure) = len(own), jax.tree.flatten(kernel)
-    layout = mosaic.Layout.WG_STRIDED((_ROWS,), _ROWS_OF_LANE)
     row_blocks, chunks = own.shape[1] // _ROWS, met.shape[1] // _CHUNK
     # Few rows would leave most of the GPU idle: then some programs share them, and each meets some chunks.
     chunks_each = -(-chunks // -(-_PROGRAMS // row_blocks))
     shares = -(-chunks // chunks_each)
-
-    def program(parameters: Any, own: Any, met: Any, out: Any, chunk: Any, arrived: Any) -> None:
-        here, share = pl.ds(jax.lax.axis_index("rows") * _ROWS, _ROWS), jax.lax.axis_index("shares")
-        row = [
-            mosaic.load(own.at[c, here], *_INDEX, layout=layout, optimized=False) for c in range(dimensions)
-        ]
-        kernel = jax.tree.unflatten(structure, [parameters[k] for k in range(len(leaves))])
-        nothing = [mosaic.layout_cast(jnp.zeros(_ROWS, jnp.float32), layout)] * results
-
-        def meet(column: Any, sums: list[Array]) -> list[Array]:
-            differences = [row[c] - chunk[c, column] for c in range(dimensions)]
-            return _added(sums, contributions(kernel, differences))
-
-        def meet_in_a_row(first: Any, sums: list[Array]) -> list[Array]:
-            for k in range(_IN_A_ROW):
-                sums = meet(first * _IN_A_ROW + k, sums)
-            return sums
-
-        def meet_chunk(index: Any, sums: list[Array]) -> list[Array]:
-            mosaic.copy_gmem_to_smem(met.at[:, pl.ds(index * _CHUNK, _CHUNK)], chunk, arrived)
-            mosaic.barrier_wait(arrived)
-            columns = jnp.minimum(m - index * _CHUNK, _CHUNK)
-            in_a_row = columns // _IN_A_ROW
-            # From nothing: a long sum is precise as a sum of sums.
-            of_chunk = jax.lax.fori_loop(0, in_a_row, meet_in_a_row, nothing)
-            of_chunk = jax.lax.fori_loop(in_a_row * _IN_A_ROW, columns, meet, of_chunk)
-            return _added(sums, of_chunk)
-
-        first, end = share * chunks_each, jnp.minimum((share + 1) * chunks_each, chunks)
-        sums = jax.lax.fori_loop(first, end, meet_chunk, nothing)
-        for k in range(results):
-            out[share, k, here] = sums[k]
-
+    leaves, structure = jax.tree.flatten(kernel)
     summed = mosaic.kernel(
-        program,
+        functools.partial(_program, contributions, structure, m, chunks_each),
         out_type=jax.ShapeDtypeStruct(
             (shares, results, own.shape[1]),
             jnp.float32,
@@ -158,10 +126,54 @@ def _summed(
         ),
         grid=(row_blocks, shares),
         grid_names=("rows", "shares"),
-        scratch_types=[mosaic.SMEM((dimensions, _CHUNK), jnp.float32), mosaic.Barrier()],
+        scratch_types=[mosaic.SMEM((len(own), _CHUNK), jnp.float32), mosaic.Barrier()],
         compiler_params=mosaic.CompilerParams(approx_math=True),
     )(jnp.stack(leaves), own, met)
     return jnp.sum(summed, axis=0)[:, :n]
+
+
+def _program(
+    contributions: Contributions,
+    structure: Any,
+    count: int,
+    chunks_each: int,
+    parameters: Any,
+    own: Any,
+    met: Any,
+    out: Any,
+    chunk: Any,
+    arrived: Any,
+) -> None:
+    """What one block of lanes does: its rows meet its share of the `count` columns, a chunk at a time."""
+    here, share = pl.ds(jax.lax.axis_index("rows") * _ROWS, _ROWS), jax.lax.axis_index("shares")
+    dimensions, layout = own.shape[0], mosaic.Layout.WG_STRIDED((_ROWS,), _ROWS_OF_LANE)
+    row = [mosaic.load(own.at[c, here], *_INDEX, layout=layout, optimized=False) for c in range(dimensions)]
+    kernel = jax.tree.unflatten(structure, [parameters[k] for k in range(parameters.shape[0])])
+    nothing = [mosaic.layout_cast(jnp.zeros(_ROWS, jnp.float32), layout)] * out.shape[1]
+
+    def meet(column: Any, sums: list[Array]) -> list[Array]:
+        differences = [row[c] - chunk[c, column] for c in range(dimensions)]
+        return _added(sums, contributions(kernel, differences))
+
+    def meet_in_a_row(first: Any, sums: list[Array]) -> list[Array]:
+        for k in range(_IN_A_ROW):
+            sums = meet(first * _IN_A_ROW + k, sums)
+        return sums
+
+    def meet_chunk(index: Any, sums: list[Array]) -> list[Array]:
+        mosaic.copy_gmem_to_smem(met.at[:, pl.ds(index * _CHUNK, _CHUNK)], chunk, arrived)
+        mosaic.barrier_wait(arrived)
+        columns = jnp.minimum(count - index * _CHUNK, _CHUNK)
+        in_a_row = columns // _IN_A_ROW
+        # From nothing: a long sum is precise as a sum of sums.
+        of_chunk = jax.lax.fori_loop(0, in_a_row, meet_in_a_row, nothing)
+        of_chunk = jax.lax.fori_loop(in_a_row * _IN_A_ROW, columns, meet, of_chunk)
+        return _added(sums, of_chunk)
+
+    end = jnp.minimum((share + 1) * chunks_each, met.shape[1] // _CHUNK)
+    sums = jax.lax.fori_loop(share * chunks_each, end, meet_chunk, nothing)
+    for k, total in enumerate(sums):
+        out[share, k, here] = total
 
 
 def _added(x: list[Array], y: list[Array]) -> list[Array]:

@@ -20,10 +20,10 @@ from measureflow.pytrees import (
     Parameters,
     Particles,
     add,
-    dimension,
     from_first,
     near_squared_distances,
     particle_count,
+    particle_dimension,
 )
 
 # Rows, and particles that a row meets, of one tile: what exists at once.
@@ -92,7 +92,7 @@ def _(kernel: AbstractRadialKernel, rows: Particles, others: OtherParticles) -> 
         product = products.matmul(weights, leaf.reshape(leaf.shape[0], -1))
         return product.astype(leaf.dtype).reshape(weights.shape[0], *leaf.shape[1:])
 
-    if rows is others and dimension(jax.tree.map(lambda leaf: leaf[0], rows)) > particle_count(rows):
+    if rows is others and particle_dimension(rows) > particle_count(rows):
         # The matrix of pairs is smaller than the particles: it does the subtraction, and they are read once.
         weights = jnp.diag(row_sums) - slopes
         return jax.tree.map(lambda leaf: mixed(weights, leaf), others)

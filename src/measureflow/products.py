@@ -5,6 +5,7 @@ cores idle; three products of TF32 are as precise, and take no longer than readi
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,5 +58,11 @@ def _on_tensor_cores(x: Array, y: Array) -> bool:
 
 @functools.cache
 def compute_capability() -> float:
-    """Of the NVIDIA GPUs that are here; 0 if there are none."""
-    return min((float(getattr(device, "compute_capability", 0)) for device in jax.devices()), default=0)
+    """Of the NVIDIA GPUs that are here, the least; 0 if there are none."""
+    return min(_capability(device) for device in jax.devices())
+
+
+def _capability(device: Any) -> float:
+    named = str(getattr(device, "compute_capability", ""))
+    # Other makers' GPUs have names there, such as gfx942.
+    return float(named) if named.replace(".", "", 1).isdigit() else 0.0

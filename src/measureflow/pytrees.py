@@ -64,6 +64,11 @@ def particle_count(particles: Particles) -> int:
     return jax.tree.leaves(particles)[0].shape[0]
 
 
+def particle_dimension(particles: Particles) -> int:
+    """J, of each."""
+    return dimension(particles) // particle_count(particles)
+
+
 def dimension(theta: Parameters) -> int:
     """J, the number of coordinates of θ."""
     return sum(leaf.size for leaf in jax.tree.leaves(theta))
@@ -149,7 +154,7 @@ def near_squared_distances(x: Particles, y: OtherParticles) -> Float[Array, "n m
     In many dimensions distances come from inner products; far from the origin, close particles would lose
     them to cancellation. What is left below the resolution of that subtraction counts as coincident.
     """
-    if dimension(jax.tree.map(lambda leaf: leaf[0], x)) <= _DIRECT_DIMENSIONS:
+    if particle_dimension(x) <= _DIRECT_DIMENSIONS:
         columns = zip(as_matrix(x).T, as_matrix(y).T, strict=True)
         return sum_of_squares([a[:, None] - b[None, :] for a, b in columns])
     products = inner_products(x, y)

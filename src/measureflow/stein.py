@@ -9,9 +9,9 @@ from measureflow.kernels import InverseMultiquadric, median_heuristic
 from measureflow.pytrees import (
     Particles,
     centred,
-    dimension,
     inner_products,
     particle_count,
+    particle_dimension,
     root_mean_square_norm,
     scale,
     squared_distances,
@@ -61,7 +61,7 @@ def kernel_stein_discrepancy(particles: Particles, score: Particles) -> Float[Ar
     )
     cross = inner_products(score, centred(particles))
     drift = own[:, None] + own[None, :] - cross - cross.T
-    number = dimension(jax.tree.map(lambda leaf: leaf[0], particles))
+    number = particle_dimension(particles)
     stein = (
         inner_products(score, score) * kernel.profile(distance)
         - 2 * slope * drift
