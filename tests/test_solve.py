@@ -56,6 +56,22 @@ FLOWS = {
 }
 
 
+@pytest.mark.parametrize("steps", [0, 5, 16, 37])
+def test_steps_in_blocks_are_the_same_steps(steps, monkeypatch):
+    """As on a GPU."""
+    problem, flow = FLOWS["schedule"]
+    state = flow.init(problem, START)
+
+    def after():
+        return jax.jit(lambda steps: mf.run(problem, flow, state, DATA, KEY, steps, batch_size=10))(steps)
+
+    expected = after()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    found = after()
+    assert found.step == steps
+    np.testing.assert_allclose(found.particles["w"], expected.particles["w"], rtol=1e-6)
+
+
 @pytest.mark.standard_promotion
 @pytest.mark.parametrize("name", FLOWS)
 @pytest.mark.parametrize("batch_size", [None, 10])

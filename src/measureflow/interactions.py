@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from measureflow.batches import permuted
 from measureflow.kernels import AbstractKernel, AbstractRadialKernel, KernelCombination, PullBack
 from measureflow.noise import standard_normal
-from measureflow.pair_sums import gradient_sum, value_sum, well_conditioned
+from measureflow.pair_sums import own_gradient_sum, value_sum, well_conditioned
 from measureflow.pytrees import (
     OtherParticles,
     Particles,
@@ -51,8 +51,7 @@ class ExactInteractions(AbstractInteractions):
     def gradient(
         self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None = None
     ) -> Particles:
-        conditioned = well_conditioned(kernel, particles)
-        summed = gradient_sum(kernel, conditioned, conditioned)
+        summed = own_gradient_sum(kernel, particles)
         return jax.tree.map(lambda leaf: leaf / particle_count(particles), summed)
 
     def mean(

@@ -1,9 +1,11 @@
 """Sums over all pairs of some particles with others: Σⱼ ∇₁κ(θᵢ, θ′ⱼ) and Σⱼ κ(θᵢ, θ′ⱼ), in memory O(N).
 
-A tile of pairs at a time; for radial kernels a tile is matrix work. In few dimensions on a GPU a tile is too
-little arithmetic for what it moves through memory, and `fused` sums the pairs instead.
+A tile of pairs at a time; for radial kernels a tile is matrix work. Where there are few dimensions, or few
+particles, that is little arithmetic for what it moves through memory, and on GPUs kernels of our own, in
+`gpu`, sum the pairs instead.
 """
 
+import importlib
 from collections.abc import Callable
 from functools import singledispatch
 from typing import Any
@@ -13,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from measureflow import products
+from measureflow import platforms, products
 from measureflow.kernels import AbstractKernel, AbstractRadialKernel
 from measureflow.pytrees import (
     OtherParticles,
@@ -28,8 +30,6 @@ from measureflow.pytrees import (
 
 # Rows, and particles that a row meets, of one tile: what exists at once.
 _ROWS, _COLUMNS = 512, 16_384
-# The compute capability that `fused` needs.
-_HOPPER = 9
 
 
 def well_conditioned(kernel: AbstractKernel, particles: Particles) -> Particles:
@@ -38,29 +38,36 @@ def well_conditioned(kernel: AbstractKernel, particles: Particles) -> Particles:
     return from_first(particles) if isinstance(kernel, AbstractRadialKernel) else particles
 
 
+def own_gradient_sum(kernel: AbstractKernel, particles: Particles) -> Particles:
+    """Σⱼ ∇₁κ(θᵢ, θⱼ) for every particle i, wherever they are."""
+    return _on_gpu_or("few_particles", "gradient_sum", _own_gradients, kernel, particles)
+
+
 def gradient_sum(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Particles:
-    """Σⱼ ∇₁κ(θᵢ, θ′ⱼ) for every row i."""
-    return _fused_or_tiled("gradient_sum", _tiled_gradients, kernel, rows, others)
+    """Σⱼ ∇₁κ(θᵢ, θ′ⱼ) for every row i, of `well_conditioned` particles."""
+    return _on_gpu_or("few_dimensions", "gradient_sum", _tiled_gradients, kernel, rows, others)
 
 
 def value_sum(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Float[Array, " n"]:
-    """Σⱼ κ(θᵢ, θ′ⱼ) for every row i."""
-    return _fused_or_tiled("value_sum", _tiled_values, kernel, rows, others)
+    """Σⱼ κ(θᵢ, θ′ⱼ) for every row i, of `well_conditioned` particles."""
+    return _on_gpu_or("few_dimensions", "value_sum", _tiled_values, kernel, rows, others)
 
 
-def _fused_or_tiled(
-    name: str,
-    tiled: Callable[[AbstractKernel, Particles, OtherParticles], PyTree],
-    kernel: AbstractKernel,
-    rows: Particles,
-    others: OtherParticles,
+def _on_gpu_or(
+    module: str, name: str, plain: Callable[..., PyTree], kernel: AbstractKernel, *particles: Particles
 ) -> PyTree:
-    if products.compute_capability() < _HOPPER:
-        return tiled(kernel, rows, others)
-    # Only there: not every machine can import what it is written in.
-    from measureflow import fused
+    """A sum of a module of `gpu`, where it fits; elsewhere `plain`, which is the same function."""
+    if platforms.compute_capability() < platforms.HOPPER:
+        return plain(kernel, *particles)
+    kernels = importlib.import_module(f"measureflow.gpu.{module}")
+    if not kernels.fits(kernel, particles[0]):
+        return plain(kernel, *particles)
+    return platforms.by_platform(getattr(kernels, name), plain, kernel, *particles)
 
-    return fused.or_tiled(getattr(fused, name), tiled, kernel, rows, others)
+
+def _own_gradients(kernel: AbstractKernel, particles: Particles) -> Particles:
+    conditioned = well_conditioned(kernel, particles)
+    return gradient_sum(kernel, conditioned, conditioned)
 
 
 def _tiled_gradients(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Particles:

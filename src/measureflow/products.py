@@ -5,11 +5,12 @@ cores idle; three products of TF32 are as precise, and take no longer than readi
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from measureflow import platforms
 
 _EXACT = jax.lax.Precision.HIGHEST
 _THREEFOLD = jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3
@@ -52,17 +53,4 @@ def _in_parts(x: Array, y: Array) -> Array:
 
 
 def _on_tensor_cores(x: Array, y: Array) -> bool:
-    # TF32 came with compute capability 8, Ampere.
-    return x.dtype == y.dtype == jnp.float32 and compute_capability() >= 8
-
-
-@functools.cache
-def compute_capability() -> float:
-    """Of the NVIDIA GPUs that are here, the least; 0 if there are none."""
-    return min(_capability(device) for device in jax.devices())
-
-
-def _capability(device: Any) -> float:
-    named = str(getattr(device, "compute_capability", ""))
-    # Other makers' GPUs have names there, such as gfx942.
-    return float(named) if named.replace(".", "", 1).isdigit() else 0.0
+    return x.dtype == y.dtype == jnp.float32 and platforms.compute_capability() >= platforms.AMPERE

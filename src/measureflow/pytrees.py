@@ -159,8 +159,16 @@ def near_squared_distances(x: Particles, y: OtherParticles) -> Float[Array, "n m
         return sum_of_squares([a[:, None] - b[None, :] for a, b in columns])
     products = inner_products(x, y)
     # Of the same particles, the products have their sizes.
-    sizes = (jnp.diag(products),) * 2 if x is y else (_squared_sizes(x), _squared_sizes(y))
-    size = sizes[0][:, None] + sizes[1][None, :]
+    return distances_of_products(products) if x is y else _distances(products, *map(_squared_sizes, (x, y)))
+
+
+def distances_of_products(products: Float[Array, "n n"]) -> Float[Array, "n n"]:
+    """‖xᵢ − xⱼ‖², of ⟨xᵢ, xⱼ⟩."""
+    return _distances(products, jnp.diag(products), jnp.diag(products))
+
+
+def _distances(products: Array, x_sizes: Array, y_sizes: Array) -> Float[Array, "n m"]:
+    size = x_sizes[:, None] + y_sizes[None, :]
     distance = size - 2 * products
     resolution = 8 * jnp.finfo(distance.dtype).eps
     return jnp.where(distance <= resolution * size, 0.0, distance)

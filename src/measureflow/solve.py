@@ -36,6 +36,8 @@ from measureflow.validation import require_count, typed_key
 # any number of steps is one program.
 _RECORDS = 128
 _SCHEDULED = 4096
+# A GPU waits for the host after every turn of a loop whose length is data; so it takes so many steps a turn.
+_BLOCK = 16
 # How long one compiled call should take: short enough for a progress bar and Ctrl-C, long enough to
 # forget the cost of the call. It groups steps; it never changes them.
 _SECONDS = 0.3
@@ -74,7 +76,11 @@ def _advance(
     def body(_: Array, state: Any) -> Any:
         return flow.step(problem, state, batches.at(state.step, order_key), key)
 
-    return jax.lax.fori_loop(0, steps, body, state)
+    if jax.default_backend() == "cpu":
+        return jax.lax.fori_loop(0, steps, body, state)
+    blocks = steps // _BLOCK
+    state = jax.lax.fori_loop(0, blocks, lambda _, state: jax.lax.fori_loop(0, _BLOCK, body, state), state)
+    return jax.lax.fori_loop(_BLOCK * blocks, steps, body, state)
 
 
 @eqx.filter_jit

@@ -1,12 +1,10 @@
-"""Sums over all pairs in few dimensions on a GPU, by a kernel that keeps the pairs in registers.
+"""Many particles in few dimensions: every pair is computed, and added up, in registers.
 
 XLA writes the differences of all pairs to memory, or sums them one at a time. Here every lane of the GPU has
-a few rows, walks along all columns, and adds up what each pair contributes where it was computed. It is
-written in Pallas, for Mosaic, which knows Hopper GPUs and later ones; elsewhere pairs are summed in tiles.
+a few rows, walks along all columns, and adds up what each pair contributes where it was computed.
 """
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -14,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as mosaic
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
+from measureflow.gpu import lanes
 from measureflow.kernels import (
     AbstractKernel,
     AbstractRadialKernel,
@@ -34,45 +33,19 @@ from measureflow.pytrees import (
     sum_of_squares,
 )
 
-#: What sums over pairs: of a kernel, for every row, over all others.
-Sum: TypeAlias = Callable[[Any, Particles, OtherParticles], PyTree]
 #: What a pair adds to each of the sums, from its difference, coordinate by coordinate.
 Contributions: TypeAlias = Callable[[AbstractRadialKernel, list[Array]], list[Array]]
 
 _MOST_DIMENSIONS = 8
 # Other formulas may have functions that Mosaic does not know.
 _KERNELS = (SquaredExponential, Matern, InverseMultiquadric)
-# A program has 128 lanes, with two rows each; columns come in chunks, and are met a few in a row.
-_ROWS, _ROWS_OF_LANE = 256, 2
-_CHUNK, _IN_A_ROW = 256, 16
-# JAX 0.10 wants an index beside the reference, later ones do not.
-_INDEX = ((),) if inspect.signature(mosaic.load).parameters["idx"].default is inspect.Parameter.empty else ()
+# Rows of a program; columns come in chunks, and are met a few in a row.
+_ROWS, _CHUNK, _IN_A_ROW = 256, 256, 16
 # Enough programs to fill a GPU.
 _PROGRAMS = 1024
 
 
-def or_tiled(
-    fused: Sum, tiled: Sum, kernel: AbstractKernel, rows: Particles, others: OtherParticles
-) -> PyTree:
-    """`fused` on a CUDA device, where it can be; `tiled` elsewhere. They are the same function."""
-    if not _fits(kernel, rows):
-        return tiled(kernel, rows, others)
-    return _either(fused, tiled, kernel, rows, others)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _either(
-    fused: Sum, tiled: Sum, kernel: AbstractKernel, rows: Particles, others: OtherParticles
-) -> PyTree:
-    return jax.lax.platform_dependent(kernel, rows, others, cuda=fused, default=tiled)
-
-
-@_either.defjvp
-def _either_jvp(_: Sum, tiled: Sum, primals: tuple, tangents: tuple) -> tuple:
-    return jax.jvp(tiled, primals, tangents)
-
-
-def _fits(kernel: AbstractKernel, rows: Particles) -> bool:
+def fits(kernel: AbstractKernel, rows: Particles) -> bool:
     """A known kernel in few dimensions, all of single precision."""
     terms = kernel.kernels if isinstance(kernel, RadialCombination) else (kernel,)
     return (
@@ -119,17 +92,13 @@ def _summed(
     leaves, structure = jax.tree.flatten(kernel)
     summed = mosaic.kernel(
         functools.partial(_program, contributions, structure, m, chunks_each),
-        out_type=jax.ShapeDtypeStruct(
-            (shares, results, own.shape[1]),
-            jnp.float32,
-            manual_axis_type=jax.typeof(own).manual_axis_type,
-        ),
+        out_type=jax.ShapeDtypeStruct((shares, results, own.shape[1]), jnp.float32),
         grid=(row_blocks, shares),
         grid_names=("rows", "shares"),
         scratch_types=[mosaic.SMEM((len(own), _CHUNK), jnp.float32), mosaic.Barrier()],
-        compiler_params=mosaic.CompilerParams(approx_math=True),
+        compiler_params=lanes.PARAMETERS,
     )(jnp.stack(leaves), own, met)
-    return jnp.sum(summed, axis=0)[:, :n]
+    return lanes.on_mesh_as(jnp.sum(summed, axis=0)[:, :n], own)
 
 
 def _program(
@@ -146,10 +115,10 @@ def _program(
 ) -> None:
     """What one block of lanes does: its rows meet its share of the `count` columns, a chunk at a time."""
     here, share = pl.ds(jax.lax.axis_index("rows") * _ROWS, _ROWS), jax.lax.axis_index("shares")
-    dimensions, layout = own.shape[0], mosaic.Layout.WG_STRIDED((_ROWS,), _ROWS_OF_LANE)
-    row = [mosaic.load(own.at[c, here], *_INDEX, layout=layout, optimized=False) for c in range(dimensions)]
+    dimensions = own.shape[0]
+    row = [lanes.load(own.at[c, here]) for c in range(dimensions)]
     kernel = jax.tree.unflatten(structure, [parameters[k] for k in range(parameters.shape[0])])
-    nothing = [mosaic.layout_cast(jnp.zeros(_ROWS, jnp.float32), layout)] * out.shape[1]
+    nothing = [lanes.zeros(_ROWS)] * out.shape[1]
 
     def meet(column: Any, sums: list[Array]) -> list[Array]:
         differences = [row[c] - chunk[c, column] for c in range(dimensions)]
