@@ -56,7 +56,8 @@ FLOWS = {
 }
 
 
-@pytest.mark.parametrize("steps", [0, 5, 16, 37])
+@pytest.mark.standard_promotion
+@pytest.mark.parametrize("steps", [0, 5, 10, 37])
 def test_steps_in_blocks_are_the_same_steps(steps, monkeypatch):
     """As on a GPU."""
     problem, flow = FLOWS["schedule"]

@@ -36,8 +36,9 @@ from measureflow.validation import require_count, typed_key
 # any number of steps is one program.
 _RECORDS = 128
 _SCHEDULED = 4096
-# A GPU waits for the host after every turn of a loop whose length is data; so it takes so many steps a turn.
-_BLOCK = 16
+# A GPU waits for the host after every turn of a loop whose length is data; so there a turn has some steps, as
+# many as lie between two records by default.
+_BLOCK = 10
 # How long one compiled call should take: short enough for a progress bar and Ctrl-C, long enough to
 # forget the cost of the call. It groups steps; it never changes them.
 _SECONDS = 0.3
