@@ -49,6 +49,9 @@ def test_what_fits():
     class MyKernel(mf.SquaredExponential):
         pass
 
+    class MyOtherKernel(mf.SquaredExponential):
+        power: float = 2.0
+
     few, many, kernel = jnp.zeros((4, 2)), jnp.zeros((4, 2**16)), mf.SquaredExponential(1.0)
     assert few_dimensions.fits(kernel, few)
     assert few_particles.fits(kernel, many)
@@ -66,6 +69,7 @@ def test_what_fits():
         (kernel, many.astype(jnp.float16)),
         (kernel.on(jnp.sin), many),
         (kernel, many[:1]),
+        (MyOtherKernel(1.0), many),
         (kernel, jnp.zeros((21, 2**16))),
     ]:
         assert not few_particles.fits(other, particles)
@@ -74,16 +78,24 @@ def test_what_fits():
 KERNEL = mf.SquaredExponential(1.0)
 
 
-def tiled(x):
-    return pair_sums._tiled_gradients(KERNEL, x, x)
+def tiled(x, kernel=KERNEL):
+    return pair_sums._tiled_gradients(kernel, x, x)
 
 
-def among(x):
-    return pair_sums.gradient_sum(KERNEL, x, x)
+def among(x, kernel=KERNEL):
+    return pair_sums.gradient_sum(kernel, x, x)
 
 
-def own(x):
-    return pair_sums.own_gradient_sum(KERNEL, x)
+def own(x, kernel=KERNEL):
+    return pair_sums.own_gradient_sum(kernel, x)
+
+
+def exactly(x, lengthscale=1.0):
+    """Σⱼ ∇₁κ(xᵢ, xⱼ) of the squared exponential kernel, in float64."""
+    exact = np.asarray(x, np.float64)
+    differences = exact[:, None] - exact[None]
+    slopes = -np.exp(-np.sum(differences**2, axis=2) / (2 * lengthscale**2)) / lengthscale**2
+    return np.sum(slopes[..., None] * differences, axis=1)
 
 
 @pytest.fixture(params=[(among, (20, 2)), (own, (4, 2**14))], ids=["few dimensions", "few particles"])
@@ -160,13 +172,12 @@ def test_particles_far_away_and_close_together(gpu_or_interpreter):
     assert np.max(np.abs(found - expected)) < 3e-6 * np.max(np.abs(expected))
 
 
-@needs_gpu
 def test_many_problems_at_once(fitting):
     summed, x = fitting
-    problems = jnp.stack([x, 2 * x, x + 1])
-    together = jax.jit(jax.vmap(summed))(problems)
-    for found, problem in zip(together, problems, strict=True):
-        assert_close(found, jax.jit(summed)(problem))
+    problems, scales = jnp.stack([x, 2 * x, x - x[:1]]), jnp.array([0.5, 1.0, 2.0])
+    together = jax.jit(jax.vmap(lambda x, scale: summed(x, mf.SquaredExponential(scale))))(problems, scales)
+    for found, problem, scale in zip(together, problems, scales.tolist(), strict=True):
+        assert_close(found, exactly(problem, scale))
 
 
 def test_inside_shard_map(fitting):
@@ -174,7 +185,7 @@ def test_inside_shard_map(fitting):
     mesh = jax.make_mesh((1,), ("particles",), axis_types=(jax.sharding.AxisType.Auto,))
     each = PartitionSpec("particles")
     cut = jax.shard_map(summed, mesh=mesh, in_specs=each, out_specs=each)
-    assert_close(jax.jit(cut)(x), jax.jit(summed)(x))
+    assert_close(jax.jit(cut)(x), exactly(x))
 
 
 @needs_gpu
@@ -187,27 +198,41 @@ def test_on_a_gpu_products_are_as_precise_as_on_a_cpu():
             assert np.max(np.abs(found - exact)) < 6e-6 * np.sqrt(length)
 
 
-@pytest.mark.parametrize("n", [2, 7, 12, pytest.param(19, marks=pytest.mark.slow)])
-def test_few_particles_far_away_and_close_together(n, gpu_or_interpreter, monkeypatch):
+@pytest.mark.parametrize(
+    ("n", "stages", "most"),
+    [(2, 2, 1), (7, 8, 16), (11, 2, 16), pytest.param(20, 4, 16, marks=pytest.mark.slow)],
+)
+def test_few_particles_far_away_and_close_together(n, stages, most, gpu_or_interpreter, monkeypatch):
     """Some leaves are whole chunks, others are not; nothing is cut into what fits evenly."""
-    for name, value in {"_PROGRAMS": 3, "_STAGES": 2, "_LARGE": 512}.items():
+    for name, value in {"_PROGRAMS": 3, "_STAGES": stages, "_LARGE": 512, "_MOST_MATRICES": most}.items():
         monkeypatch.setattr(few_particles, name, value)
     shapes = {"long": (3, 512), "odd": (7, 70), "scalar": (), "short": (256,), "wide": (512,)}
     x = jax.tree.map(lambda leaf: 1 + leaf, draw(shapes, n))
-    exact = rows(x)
-    differences = exact[:, None] - exact[None]
-    slopes = -np.exp(-np.sum(differences**2, axis=2) / 2)
-    expected = np.sum(slopes[..., None] * differences, axis=1)
     found = jax.jit(few_particles.gradient_sum)(KERNEL, x)
     assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, x)
-    assert_close(rows(found), expected, relative=2e-6)
+    assert_close(rows(found), exactly(rows(x)), relative=2e-6)
+
+
+def test_leaves_in_chunks_and_out_of_them(monkeypatch):
+    monkeypatch.setattr(few_particles, "_LARGE", 512)
+    for shapes in ({"a": (512,), "empty": (0,)}, {"a": (3,), "b": (2, 512), "c": (5,)}, {"a": (700,)}):
+        x = draw(shapes, 3)
+        matrices = few_particles._in_chunks(x)
+        assert all(matrix.shape[1] and matrix.shape[1] % 256 == 0 for matrix in matrices)
+        found = few_particles._out_of_chunks(matrices, x)
+        assert all(np.array_equal(found[name], x[name]) for name in shapes)
 
 
 @pytest.mark.skipif(ON_GPU, reason="where there is a GPU, the kernel is run")
 @pytest.mark.parametrize("n", [2, 20])
-def test_few_particles_are_known_to_mosaic(n):
-    x = {"matrix": jnp.zeros((n, 300, 256)), "vector": jnp.zeros((n, 300))}
-    assert "mosaic" in lowered_for_cuda(few_particles.gradient_sum, KERNEL, x)
+@pytest.mark.parametrize("double", [False, True])
+def test_few_particles_are_known_to_mosaic(n, double):
+    with jax.enable_x64(double):
+        x = {
+            name: jnp.zeros((n, *shape), jnp.float32) for name, shape in {"a": (300, 256), "b": (9,)}.items()
+        }
+        assert few_particles.fits(KERNEL, x)
+        assert "mosaic" in lowered_for_cuda(few_particles.gradient_sum, KERNEL, x)
 
 
 @needs_gpu
@@ -215,10 +240,8 @@ def test_few_particles_are_known_to_mosaic(n):
 def test_many_dimensions_and_particles_close_together(dimensions):
     """A spread of a thousandth of the mean: as in float64."""
     x = 1.0 + 1e-3 * jax.random.normal(key(0), (20, dimensions))
-    exact = np.asarray(x, np.float64)
-    differences, scale = exact[:, None] - exact[None], 1e-3 * np.sqrt(dimensions)
-    slopes = -np.exp(-np.sum(differences**2, axis=2) / (2 * scale**2)) / scale**2
-    expected = np.mean(slopes[..., None] * differences, axis=1)
+    scale = 1e-3 * np.sqrt(dimensions)
+    expected = exactly(x, scale) / 20
     found = jax.jit(lambda x: interaction_gradient(mf.SquaredExponential(scale), x))(x)
     # The data are rounded to 6e-8 of the mean, 6e-5 of their spread.
     assert np.max(np.abs(found - expected)) < 1e-4 * np.max(np.abs(expected))

@@ -25,7 +25,7 @@ from measureflow.fingerprints import fingerprint
 from measureflow.flows import AbstractFlow, ParticleState
 from measureflow.parametric import ParametricState
 from measureflow.problem import Problem
-from measureflow.pytrees import particle_count
+from measureflow.pytrees import is_concrete, particle_count
 from measureflow.sharding import agreed, place, place_batches, require_mesh
 from measureflow.signals import Signals
 from measureflow.solution import DataExhaustedError, DivergenceError, History, Interrupted, Restart, Solution
@@ -37,7 +37,7 @@ from measureflow.validation import require_count, typed_key
 _RECORDS = 128
 _SCHEDULED = 4096
 # A GPU waits for the host after every turn of a loop whose length is data; so there a turn has some steps, as
-# many as lie between two records by default.
+# many as lie between two records of a run of some thousand, at the price of compiling a step twice.
 _BLOCK = 10
 # How long one compiled call should take: short enough for a progress bar and Ctrl-C, long enough to
 # forget the cost of the call. It groups steps; it never changes them.
@@ -61,6 +61,8 @@ def run(
     `data` is a pytree of arrays with one row per case, all of which the loss sees at each step, or
     `batch_size` of them; None if the loss takes none. `steps` may be traced.
     """
+    if is_concrete(steps):
+        require_count("steps", steps, 0, "it counts the steps to take from `state`.")
     return _advance(problem, flow, state, on_device(data, batch_size), key, steps)
 
 
@@ -77,7 +79,7 @@ def _advance(
     def body(_: Array, state: Any) -> Any:
         return flow.step(problem, state, batches.at(state.step, order_key), key)
 
-    if jax.default_backend() == "cpu":
+    if jax.default_backend() != "gpu":
         return jax.lax.fori_loop(0, steps, body, state)
     blocks = steps // _BLOCK
     state = jax.lax.fori_loop(0, blocks, lambda _, state: jax.lax.fori_loop(0, _BLOCK, body, state), state)

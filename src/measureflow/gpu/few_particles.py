@@ -1,5 +1,5 @@
-"""Few particles in many dimensions, an ensemble of networks: every number is read once for the distances, and
-once for the forces.
+"""Few particles in many dimensions, an ensemble of networks: distances are one pass over them, and forces
+another.
 
 The distances of N particles are N² sums over all J coordinates, the forces J sums over N particles: little
 arithmetic for what is read. XLA's matrix products are slow for such thin matrices, and would have to find the
@@ -30,19 +30,22 @@ from measureflow.pytrees import (
 )
 
 # Fewer dimensions are as quickly done by XLA, and so are more particles, since their pairs do not fit into
-# registers: a thread has room for 10 × 10 of them, and a program for three threads.
+# registers: a thread, which is 128 lanes, has room for 10 × 10 of them, and a program for three threads.
 _LEAST_DIMENSIONS, _MOST_PARTICLES, _BLOCK_ROWS = 2**14, 20, 10
-# Columns that one copy brings, and how many of them are worth a program of their own.
+# Columns that one copy brings, and how many of them are worth a kernel of their own.
 _CHUNK, _LARGE = 256, 2**14
 # A program for every multiprocessor of an H100 sums products, with some chunks on their way meanwhile.
 _PROGRAMS, _STAGES = 132, 4
+# Matrices of one kernel: each takes 128 bytes of its arguments, which are 4,096 at most.
+_MOST_MATRICES = 16
 
 
 def fits(kernel: AbstractKernel, particles: Particles) -> bool:
     """A radial kernel, single precision, few particles, many dimensions."""
     return (
         isinstance(kernel, AbstractRadialKernel)
-        and all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((kernel, particles)))
+        # Other kernels may hold anything.
+        and all(getattr(leaf, "dtype", None) == jnp.float32 for leaf in jax.tree.leaves((kernel, particles)))
         and 2 <= particle_count(particles) <= _MOST_PARTICLES
         and particle_dimension(particles) >= _LEAST_DIMENSIONS
     )
@@ -51,9 +54,11 @@ def fits(kernel: AbstractKernel, particles: Particles) -> bool:
 def gradient_sum(kernel: AbstractRadialKernel, particles: Particles) -> Particles:
     """Σⱼ ∇₁κ(θᵢ, θⱼ) = Σⱼ 2φ′ᵢⱼ(θᵢ − θⱼ) for every i: the differences, mixed by diag(rowsum 2φ′) − 2φ′."""
     matrices = _in_chunks(particles)
-    slopes = 2 * kernel.slope(distances_of_products(products_from_first(matrices)))
+    several = [matrices[k : k + _MOST_MATRICES] for k in range(0, len(matrices), _MOST_MATRICES)]
+    products = functools.reduce(jnp.add, map(_products_from_first, several))
+    slopes = 2 * kernel.slope(distances_of_products(products))
     weights = jnp.diag(jnp.sum(slopes, axis=1)) - slopes
-    return _out_of_chunks([mixed_from_first(weights, matrix) for matrix in matrices], particles)
+    return _out_of_chunks([_mixed_from_first(weights, matrix) for matrix in matrices], particles)
 
 
 def _is_whole(leaf: Array) -> bool:
@@ -61,10 +66,10 @@ def _is_whole(leaf: Array) -> bool:
 
 
 def _in_chunks(particles: Particles) -> list[Float[Array, "n _"]]:
-    """Large leaves of a number of whole chunks as they are, then all others together, filled up."""
+    """Large leaves of a number of whole chunks as they are, then a copy of all others together, filled up."""
     leaves = jax.tree.leaves(particles)
     whole, rest = ([leaf for leaf in leaves if _is_whole(leaf) is kind] for kind in (True, False))
-    together = [_filled_up(as_matrix(rest))] if rest else []
+    together = [_filled_up(as_matrix(rest))] if sum(leaf.size for leaf in rest) else []
     return [*(leaf.reshape(len(leaf), -1) for leaf in whole), *together]
 
 
@@ -82,7 +87,7 @@ def _out_of_chunks(matrices: list[Float[Array, "n _"]], particles: Particles) ->
     return jax.tree.unflatten(structure, found)
 
 
-def products_from_first(matrices: list[Float[Array, "n _"]]) -> Float[Array, "n n"]:
+def _products_from_first(matrices: list[Float[Array, "n _"]]) -> Float[Array, "n n"]:
     """⟨xᵢ − x₁, xⱼ − x₁⟩, summed over matrices."""
     n, chunks = len(matrices[0]), sum(matrix.shape[1] // _CHUNK for matrix in matrices)
     # Rows in one or two sets, and a thread for every block of pairs: of a set with itself, or with the other.
@@ -117,10 +122,15 @@ def _sum_products(rows: int, blocks: list[tuple[int, int]], programs: int, *refe
     n, ends = matrices[0].shape[0], np.cumsum([matrix.shape[1] // _CHUNK for matrix in matrices])
     program, block = jax.lax.axis_index("programs"), jax.lax.axis_index("blocks")
     sets = [_looked_up([pair[side] for pair in blocks], block) for side in (0, 1)]
+    # What fills up the last set is its last row again; nobody looks at its products.
+    own = [[jnp.minimum(s * rows + k, n - 1) for k in range(rows)] for s in sets]
     count = (int(ends[-1]) - program + programs - 1) // programs
 
+    def slot_of(turn: Any) -> Any:
+        return jax.lax.rem(jnp.int32(turn), jnp.int32(_STAGES))
+
     def fetch(turn: Any) -> None:
-        chunk, slot = program + turn * programs, jax.lax.rem(turn, _STAGES)
+        chunk, slot = program + turn * programs, slot_of(turn)
         for matrix, end in zip(matrices, ends.tolist(), strict=True):
             start = end - matrix.shape[1] // _CHUNK
 
@@ -133,18 +143,17 @@ def _sum_products(rows: int, blocks: list[tuple[int, int]], programs: int, *refe
         pl.when((block == 0) & (turn < count))(functools.partial(fetch, turn))
 
     def add_chunk(turn: Any, sums: list[Array]) -> list[Array]:
-        slot = jax.lax.rem(turn, _STAGES)
+        slot = slot_of(turn)
         mosaic.barrier_wait(arrived.at[slot])
         for first in range(0, _CHUNK, lanes.LANES):
             columns = pl.ds(first, lanes.LANES)
             origin = lanes.load(chunks.at[slot, 0, columns])
-            # What fills up the last set is its last row again; nobody looks at its products.
-            own = [[jnp.minimum(s * rows + k, n - 1) for k in range(rows)] for s in sets]
             x, y = ([lanes.load(chunks.at[slot, row, columns]) - origin for row in s] for s in own)
             products = [a * b for a, b in itertools.product(x, y)]
             sums = [total + product for total, product in zip(sums, products, strict=True)]
         mosaic.barrier_arrive(left.at[slot])
 
+        # In the last turns, too: who arrives must be awaited.
         @pl.when(block == 0)
         def _() -> None:
             mosaic.barrier_wait(left.at[slot])
@@ -163,7 +172,7 @@ def _looked_up(values: list[int], index: Any) -> Any:
     return functools.reduce(jnp.add, steps, jnp.int32(values[0]))
 
 
-def mixed_from_first(weights: Float[Array, "n n"], matrix: Float[Array, "n k"]) -> Float[Array, "n k"]:
+def _mixed_from_first(weights: Float[Array, "n n"], matrix: Float[Array, "n k"]) -> Float[Array, "n k"]:
     """Σⱼ wᵢⱼ (xⱼ − x₁)."""
     # A copy brings a multiple of 128 bytes, 32 numbers.
     padded = jnp.pad(weights, ((0, 0), (0, 32 - len(weights))))
