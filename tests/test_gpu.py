@@ -1,6 +1,9 @@
 """The GPU's way to sum over pairs: interpreted, and lowered for a GPU, anywhere; run, where there is one."""
 
 import functools
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +19,9 @@ from measureflow.interactions import interaction_gradient
 
 ON_GPU = platforms.compute_capability() >= platforms.HOPPER
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="there is no GPU for it here")
+# Threads that wait for each other each hold one of XLA's pool, which has as many as this variable says.
+POOL = int(os.environ.get("NPROC", os.cpu_count() or 1))
+needs_threads = pytest.mark.skipif(not ON_GPU and POOL < 4, reason="the interpreter would wait for ever")
 SHAPES = {1: {"x": ()}, 2: {"x": (2,)}, 3: {"scalar": (), "x": (2,)}, 8: SMALL}
 
 
@@ -200,7 +206,12 @@ def test_on_a_gpu_products_are_as_precise_as_on_a_cpu():
 
 @pytest.mark.parametrize(
     ("n", "stages", "most"),
-    [(2, 2, 1), (7, 8, 16), (11, 2, 16), pytest.param(20, 4, 16, marks=pytest.mark.slow)],
+    [
+        (2, 2, 1),
+        (7, 8, 16),
+        pytest.param(11, 2, 16, marks=needs_threads),
+        pytest.param(20, 4, 16, marks=[needs_threads, pytest.mark.slow]),
+    ],
 )
 def test_few_particles_far_away_and_close_together(n, stages, most, gpu_or_interpreter, monkeypatch):
     """Some leaves are whole chunks, others are not; nothing is cut into what fits evenly."""
@@ -211,6 +222,16 @@ def test_few_particles_far_away_and_close_together(n, stages, most, gpu_or_inter
     found = jax.jit(few_particles.gradient_sum)(KERNEL, x)
     assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, x)
     assert_close(rows(found), exactly(rows(x)), relative=2e-6)
+
+
+@pytest.mark.skipif(ON_GPU or POOL >= 4, reason="here it runs in this process")
+def test_blocks_of_pairs_with_a_larger_pool():
+    one = f"{__file__}::test_few_particles_far_away_and_close_together[11-2-16]"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", one]
+    done = subprocess.run(
+        command, env=os.environ | {"NPROC": "8"}, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert "1 passed" in done.stdout, done.stdout
 
 
 def test_leaves_in_chunks_and_out_of_them(monkeypatch):
