@@ -57,20 +57,31 @@ FLOWS = {
 
 
 @pytest.mark.standard_promotion
-@pytest.mark.parametrize("steps", [0, 5, 10, 37])
-def test_steps_in_blocks_are_the_same_steps(steps, monkeypatch):
-    """As on a GPU."""
+def test_steps_in_blocks_are_the_same_steps(monkeypatch):
+    """As on a GPU, with a number of steps that is data, and one that is part of the program."""
     problem, flow = FLOWS["schedule"]
     state = flow.init(problem, START)
 
     def after(steps):
         return mf.run(problem, flow, state, DATA, KEY, steps, batch_size=10)
 
-    expected = jax.jit(lambda steps: after(steps))(steps)
+    numbers = (0, 5, 10, 37)
+    one_by_one = jax.jit(lambda steps: after(steps))
+    expected = [one_by_one(steps) for steps in numbers]
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    for found in (jax.jit(lambda steps: after(steps))(steps), jax.jit(lambda: after(steps))()):
-        assert found.step == steps
-        np.testing.assert_allclose(found.particles["w"], expected.particles["w"], rtol=1e-6)
+    in_blocks = jax.jit(lambda steps: after(steps))
+    found = [in_blocks(steps) for steps in numbers]
+    for state_found, state_expected, steps in zip(
+        [*found, jax.jit(lambda: after(37))()], [*expected, expected[-1]], [*numbers, 37], strict=True
+    ):
+        assert state_found.step == steps
+        np.testing.assert_allclose(state_found.particles["w"], state_expected.particles["w"], rtol=1e-6)
+
+
+def test_a_run_of_less_than_no_steps_is_refused():
+    problem, flow = FLOWS["constant"]
+    with pytest.raises(ValueError, match="steps must be at least 0, got -3; it counts the steps"):
+        mf.run(problem, flow, flow.init(problem, START), DATA, KEY, -3)
 
 
 @pytest.mark.standard_promotion
