@@ -262,7 +262,7 @@ def code_named(document, header, data, rng):
         "tabnanny:check",
         "sched:scheduler",
     ]
-    names += ["measureflow.solve:run", "jax:devices", "equinox:Module", "__main__:main", "sys:exit"]
+    names += ["measureflow.loop:run", "jax:devices", "equinox:Module", "__main__:main", "sys:exit"]
     node, key = chosen(places(document["fields"]), rng)
     node[key] = {"import": chosen(names, rng)}
     if rng.integers(2):

@@ -13,7 +13,7 @@ import scoringrules
 import sklearn.metrics
 from helpers import monte_carlo
 
-from measureflow import metrics
+from measureflow import metrics, ranked_probability
 from measureflow.predictive import Mixture
 
 pytestmark = pytest.mark.standard_promotion  # NumPyro is not written for the strict one
@@ -197,17 +197,19 @@ LAWS = {
 @pytest.mark.parametrize("name", LAWS)
 def test_crps_by_quadrature(name):
     law, targets, expected, tolerance = LAWS[name]
-    np.testing.assert_allclose(metrics._quadrature_crps(law, targets), expected, rtol=tolerance)
+    np.testing.assert_allclose(ranked_probability.quadrature_crps(law, targets), expected, rtol=tolerance)
     assert metrics.crps(law, targets) == pytest.approx(expected.mean(), rel=tolerance)
 
 
 def test_quadrature_on_mixtures_of_normals_and_targets_far_off():
     wide = mixture(dist.Normal(LOC, SCALE + 0.5))
     for targets in (Y, Y + 1e3, Y - 1e3):
-        quadrature = metrics._quadrature_crps(wide, targets).mean()
+        quadrature = ranked_probability.quadrature_crps(wide, targets).mean()
         assert quadrature == pytest.approx(metrics.crps(wide, targets), rel=1e-5)
     apart = mixture(dist.Normal(LOC, 0.01 * SCALE))
-    assert metrics._quadrature_crps(apart, Y).mean() == pytest.approx(metrics.crps(apart, Y), rel=5e-3)
+    assert ranked_probability.quadrature_crps(apart, Y).mean() == pytest.approx(
+        metrics.crps(apart, Y), rel=5e-3
+    )
 
 
 def test_crps_of_a_mixture_of_students_with_several_targets():

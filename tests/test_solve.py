@@ -75,6 +75,7 @@ def test_steps_in_blocks_are_the_same_steps(monkeypatch):
         [*found, jax.jit(lambda: after(37))()], [*expected, expected[-1]], [*numbers, 37], strict=True
     ):
         assert state_found.step == steps
+        # The same operations, which the compiler may round otherwise: some units in the last place.
         np.testing.assert_allclose(state_found.particles["w"], state_expected.particles["w"], rtol=1e-6)
 
 

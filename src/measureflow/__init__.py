@@ -10,6 +10,7 @@ from measureflow.free_energy import FreeEnergy
 from measureflow.interactions import ExactInteractions, RandomBatches, RandomFeatures
 from measureflow.kernels import InverseMultiquadric, Matern, SquaredExponential, Whiten, median_heuristic
 from measureflow.likelihoods import MeanSquaredError, NegativeLogLikelihood
+from measureflow.loop import run
 from measureflow.measures import Empirical, Flat, FromDistribution, Gaussian, Uniform
 from measureflow.models import Network
 from measureflow.parametric import FullRankGaussian, MeanFieldGaussian, ParametricFlow, ParametricState
@@ -33,7 +34,7 @@ from measureflow.solution import (
     RunError,
     Solution,
 )
-from measureflow.solve import run, solve
+from measureflow.solve import solve
 
 if TYPE_CHECKING:
     from measureflow.estimators import EnsembleClassifier, EnsembleRegressor, cross_validate

@@ -5,7 +5,6 @@ can be jitted. Where rows have several targets, marginal metrics average over th
 log-likelihood is that of all targets of a row together.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -15,13 +14,16 @@ import scipy.stats
 from jaxtyping import Bool, Float, Int, Shaped
 from numpyro.distributions import (
     Distribution,
-    ExpandedDistribution,
-    Independent,
-    MixtureSameFamily,
-    Normal,
-    StudentT,
 )
 
+from measureflow.ranked_probability import (
+    as_float64,
+    marginal_cdf,
+    name_of,
+    normal_components,
+    normal_mixture_crps,
+    quadrature_crps,
+)
 from measureflow.validation import require_count
 
 __all__ = [
@@ -45,10 +47,6 @@ __all__ = [
 #: The levels at which quantiles are checked: 5%, 10%, …, 95%.
 LEVELS = tuple(percent / 100 for percent in range(5, 100, 5))
 
-# A Gauss–Legendre rule on (0, 1), for CRPS without a closed form.
-_RULE = np.polynomial.legendre.leggauss(64)
-_NODES, _WEIGHTS = (_RULE[0] + 1) / 2, _RULE[1] / 2
-
 # How far from 1 a row of probabilities may sum: float32, and averages of it, are well inside.
 _SUM_TOLERANCE = 1e-3
 
@@ -68,17 +66,17 @@ def negative_log_likelihood(distribution: Distribution, targets: Any) -> float:
             f"targets must be possible under the distribution, got {values[row]} in row {row}, outside its "
             f"support {support}; check labels and units, or choose another likelihood."
         )
-    return _mean("log_prob", -_float64(distribution.log_prob(jnp.asarray(values))))
+    return _mean("log_prob", -as_float64(distribution.log_prob(jnp.asarray(values))))
 
 
 def root_mean_square_error(distribution: Distribution, targets: Any) -> float:
     """√ mean (y − E[Y])², of the predictive mean; over rows and targets."""
     values = _targets(distribution, targets)
     try:
-        mean = _float64(distribution.mean)
+        mean = as_float64(distribution.mean)
     except NotImplementedError:
         raise TypeError(
-            f"the distribution {_name(distribution)} has no mean; use negative_log_likelihood, "
+            f"the distribution {name_of(distribution)} has no mean; use negative_log_likelihood, "
             "which needs none, or accuracy for classes."
         ) from None
     return float(np.sqrt(_mean("mean", np.square(values - mean))))
@@ -98,10 +96,10 @@ def crps(distribution: Distribution, targets: Any) -> float:
     narrow and far apart. Several targets are scored one by one, by their marginals.
     """
     values = _continuous_targets(distribution, targets)
-    components = _normal_components(distribution, values.shape)
+    components = normal_components(distribution, values.shape)
     if components is None:
-        return _mean("cdf", _quadrature_crps(distribution, values))
-    return _mean("parameters", _normal_mixture_crps(*components, values))
+        return _mean("cdf", quadrature_crps(distribution, values))
+    return _mean("parameters", normal_mixture_crps(*components, values))
 
 
 def coverage(low: Any, high: Any, targets: Any) -> float:
@@ -121,7 +119,7 @@ def width(low: Any, high: Any) -> float:
 def probability_integral_transform(distribution: Distribution, targets: Any) -> Float[np.ndarray, "..."]:
     """u = F(y) for every target, by marginals: uniform on (0, 1) where predictions are calibrated."""
     values = _continuous_targets(distribution, targets)
-    below = _cdf(distribution, values)
+    below = marginal_cdf(distribution, values)
     _require_no_nan("cdf", below)
     return np.clip(below, 0.0, 1.0)
 
@@ -213,153 +211,7 @@ def auroc(scores_in: Any, scores_out: Any) -> float:
     return float((ranks[m:].sum() - n * (n + 1) / 2) / (m * n))
 
 
-# Continuous ranked probability score
-
-
-def _normal_components(
-    distribution: Distribution, shape: tuple[int, ...]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Weights, means and deviations of the Normals that are mixed, particles last; None for other laws."""
-    if not isinstance(distribution, MixtureSameFamily):
-        normal = _base(distribution)
-        if not isinstance(normal, Normal):
-            return None
-        loc, scale = (np.broadcast_to(_float64(p), shape)[..., None] for p in (normal.loc, normal.scale))
-        return np.ones(1), loc, scale
-    normal = _base(distribution.component_distribution)
-    if not isinstance(normal, Normal):
-        return None
-    particles = len(distribution.batch_shape)
-    whole = (*shape[:particles], distribution.mixture_size, *shape[particles:])
-    loc, scale = (
-        np.moveaxis(np.broadcast_to(_float64(p), whole), particles, -1) for p in (normal.loc, normal.scale)
-    )
-    weights = _float64(distribution.mixing_distribution.probs)
-    weights = weights / weights.sum(axis=-1, keepdims=True)
-    between = (1,) * len(distribution.event_shape)
-    return weights.reshape(*weights.shape[:-1], *between, weights.shape[-1]), loc, scale
-
-
-def _expected_absolute(loc: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """A(μ, σ²) = E|X| = 2σφ(μ/σ) + μ(2Φ(μ/σ) − 1)."""
-    z = loc / scale
-    density = np.exp(-0.5 * np.square(z)) / np.sqrt(2 * np.pi)
-    return 2 * scale * density + loc * scipy.special.erf(z / np.sqrt(2))
-
-
-def _normal_mixture_crps(
-    weights: np.ndarray, loc: np.ndarray, scale: np.ndarray, targets: np.ndarray
-) -> np.ndarray:
-    weights = np.broadcast_to(weights, loc.shape)
-    score = np.sum(weights * _expected_absolute(targets[..., None] - loc, scale), axis=-1)
-    # A particle with itself: ½ A(0, 2σ²) = σ/√π.
-    score -= np.sum(np.square(weights) * scale, axis=-1) / np.sqrt(np.pi)
-    # One particle at a time with those after it, so that memory is rows × particles.
-    for i in range(loc.shape[-1] - 1):
-        one, others = slice(i, i + 1), slice(i + 1, None)
-        spread = np.hypot(scale[..., one], scale[..., others])
-        pairs = _expected_absolute(loc[..., one] - loc[..., others], spread)
-        score -= np.sum(weights[..., one] * weights[..., others] * pairs, axis=-1)
-    return score
-
-
-def _quadrature_crps(distribution: Distribution, targets: np.ndarray) -> np.ndarray:
-    """With any centre m, the tails T±(r) = P(±(X − m) > r), d = |y − m| and the sign ± of y − m,
-
-        CRPS = ∫₀^∞ T₊² dr + ∫₀^∞ T₋² dr + d − 2 ∫₀^d T±(r) dr:
-
-    smooth integrands, whose variable r = s·v/(1 − v) puts 0 < r < ∞ on 0 < v < 1. The last two terms are
-    what moving y away from m adds, so that a distant y is as exact as a near one.
-    """
-    centre, spread = _centre_and_spread(distribution, targets.shape)
-    # That of single targets, where several are an event.
-    support: Any = getattr(distribution.support, "base_constraint", distribution.support)
-
-    def tail(sign: Any, r: np.ndarray) -> np.ndarray:
-        x = centre + sign * r
-        below = _cdf(distribution, x)
-        # NumPyro's formulas for F hold inside the support only.
-        return np.where(support(jnp.asarray(x)), np.where(sign > 0, 1 - below, below), 0.0)
-
-    def integral(function: Callable[[np.ndarray], np.ndarray], end: Any) -> np.ndarray:
-        """∫ over 0 < v < end, one node at a time."""
-        total = np.zeros(targets.shape)
-        for node, weight in zip(_NODES, _WEIGHTS, strict=True):
-            v = end * node
-            total += weight * end * function(spread * v / (1 - v)) * spread / np.square(1 - v)
-        return total
-
-    distance, side = np.abs(targets - centre), np.where(targets < centre, -1.0, 1.0)
-    tails = sum(integral(lambda r, sign=sign: np.square(tail(sign, r)), 1.0) for sign in (1.0, -1.0))
-    return tails + distance - 2 * integral(lambda r: tail(side, r), distance / (distance + spread))
-
-
-def _centre_and_spread(distribution: Distribution, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Median and interquartile range, or mean and deviation where there is no quantile function."""
-    try:
-        quartiles = [
-            np.broadcast_to(_float64(distribution.icdf(jnp.full(shape, level))), shape)
-            for level in (0.25, 0.5, 0.75)
-        ]
-        centre, spread = quartiles[1], quartiles[2] - quartiles[0]
-    # NumPyro's quantiles of Beta, Gamma and StudentT need a library that is not required.
-    except (NotImplementedError, ImportError):
-        try:
-            centre, variance = _float64(distribution.mean), _float64(distribution.variance)
-        except NotImplementedError:
-            raise TypeError(
-                f"crps of {_name(distribution)} needs icdf, or mean and variance, which it does not have; "
-                "use negative_log_likelihood, or a likelihood such as Normal, StudentT or Laplace."
-            ) from None
-        centre, spread = np.broadcast_to(centre, shape), np.broadcast_to(np.sqrt(variance), shape)
-    if not np.all(np.isfinite(centre) & np.isfinite(spread) & (spread > 0)):
-        raise ValueError(
-            f"crps of {_name(distribution)} needs a finite mean and variance, or finite quartiles; check its "
-            "parameters for NaN, or give Student tails more than 2 degrees of freedom."
-        )
-    return centre, spread
-
-
-# Distributions
-
-
-def _name(distribution: Distribution) -> str:
-    return type(distribution).__name__
-
-
-def _base(distribution: Distribution) -> Distribution:
-    """The law of single numbers under what NumPyro wraps around it; axes at the end stay where they are."""
-    while isinstance(distribution, Independent | ExpandedDistribution):
-        distribution = distribution.base_dist
-    return distribution
-
-
-def _cdf(distribution: Distribution, values: np.ndarray) -> np.ndarray:
-    """F of every target by its marginal; also of events, for which NumPyro has none."""
-    if isinstance(distribution, MixtureSameFamily):
-        below = _cdf(distribution.component_distribution, np.expand_dims(values, distribution.mixture_dim))
-        weights = _float64(distribution.mixing_distribution.probs)
-        weights = weights.reshape(*weights.shape, *(1,) * len(distribution.event_shape))
-        return np.sum(weights * below, axis=distribution.mixture_dim)
-    base = _base(distribution)
-    if isinstance(base, StudentT):
-        # NumPyro's is slow, and loses digits in float32 where there are many degrees of freedom.
-        df, loc, scale = (_float64(parameter) for parameter in (base.df, base.loc, base.scale))
-        return scipy.special.stdtr(df, (values - loc) / scale)
-    try:
-        return _float64(base.cdf(jnp.asarray(values)))
-    except NotImplementedError:
-        raise TypeError(
-            f"this metric needs the cdf of {_name(base)}, which NumPyro does not have; use "
-            "negative_log_likelihood, or a likelihood with a cdf such as Normal, StudentT or Laplace."
-        ) from None
-
-
 # What a user may pass
-
-
-def _float64(array: Any) -> Float[np.ndarray, "..."]:
-    return np.asarray(array, dtype=np.float64)
 
 
 def _first_row(wrong: Bool[np.ndarray, "..."]) -> int:
@@ -393,7 +245,7 @@ def _numbers(name: str, value: Any, remedy: str) -> Shaped[np.ndarray, "..."]:
 
 
 def _finite(name: str, value: Any, remedy: str) -> Float[np.ndarray, "..."]:
-    array = _float64(_numbers(name, value, remedy))
+    array = as_float64(_numbers(name, value, remedy))
     if not np.all(np.isfinite(array)):
         row = _first_row(~np.isfinite(array))
         raise ValueError(f"{name} must be finite, got {array[row]} in row {row}; {remedy}")
@@ -428,7 +280,7 @@ def _continuous_targets(distribution: Any, targets: Any) -> Float[np.ndarray, ".
     values = _targets(distribution, targets)
     if distribution.is_discrete:
         raise TypeError(
-            f"distribution must be continuous, got {_name(distribution)}; for classes use log_loss, "
+            f"distribution must be continuous, got {name_of(distribution)}; for classes use log_loss, "
             "brier_score or expected_calibration_error, for counts negative_log_likelihood."
         )
     return values
@@ -436,8 +288,8 @@ def _continuous_targets(distribution: Any, targets: Any) -> Float[np.ndarray, ".
 
 def _interval(low: Any, high: Any) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
     """Ends may be infinite, as those of a conformal prediction with few data are."""
-    low = _float64(_numbers("low", low, "pass the lower ends of the intervals."))
-    high = _float64(_numbers("high", high, "pass the upper ends of the intervals."))
+    low = as_float64(_numbers("low", low, "pass the lower ends of the intervals."))
+    high = as_float64(_numbers("high", high, "pass the upper ends of the intervals."))
     _require_shape("high", high, "low", low.shape, "pass one interval per row.")
     wrong = ~(low <= high)
     if np.any(wrong):

@@ -5,7 +5,6 @@ particles, that is little arithmetic for what it moves through memory, and on GP
 `gpu`, sum the pairs instead.
 """
 
-import importlib
 from collections.abc import Callable
 from functools import singledispatch
 from typing import Any
@@ -40,26 +39,29 @@ def well_conditioned(kernel: AbstractKernel, particles: Particles) -> Particles:
 
 def own_gradient_sum(kernel: AbstractKernel, particles: Particles) -> Particles:
     """Σⱼ ∇₁κ(θᵢ, θⱼ) for every particle i, wherever they are."""
-    return _on_gpu_or("few_particles", "gradient_sum", _own_gradients, kernel, particles)
+    return _on_gpu_or("few particles", "gradient_sum", _own_gradients, kernel, particles)
 
 
 def gradient_sum(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Particles:
     """Σⱼ ∇₁κ(θᵢ, θ′ⱼ) for every row i, of `well_conditioned` particles."""
-    return _on_gpu_or("few_dimensions", "gradient_sum", _tiled_gradients, kernel, rows, others)
+    return _on_gpu_or("few dimensions", "gradient_sum", _tiled_gradients, kernel, rows, others)
 
 
 def value_sum(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Float[Array, " n"]:
     """Σⱼ κ(θᵢ, θ′ⱼ) for every row i, of `well_conditioned` particles."""
-    return _on_gpu_or("few_dimensions", "value_sum", _tiled_values, kernel, rows, others)
+    return _on_gpu_or("few dimensions", "value_sum", _tiled_values, kernel, rows, others)
 
 
 def _on_gpu_or(
-    module: str, name: str, plain: Callable[..., PyTree], kernel: AbstractKernel, *particles: Particles
+    case: str, name: str, plain: Callable[..., PyTree], kernel: AbstractKernel, *particles: Particles
 ) -> PyTree:
-    """A sum of a module of `gpu`, where it fits; elsewhere `plain`, which is the same function."""
+    """The kernel for GPUs, where there is one and it fits; elsewhere `plain`, which is the same function."""
     if platforms.compute_capability() < platforms.HOPPER:
         return plain(kernel, *particles)
-    kernels = importlib.import_module(f"measureflow.gpu.{module}")
+    # Only there: not every machine can import what they are written in.
+    from measureflow.gpu import few_dimensions, few_particles
+
+    kernels = {"few dimensions": few_dimensions, "few particles": few_particles}[case]
     if not kernels.fits(kernel, particles[0]):
         return plain(kernel, *particles)
     return platforms.by_platform(getattr(kernels, name), plain, kernel, *particles)

@@ -26,6 +26,7 @@ from tqdm.auto import tqdm
 from measureflow.flows import AbstractFlow, WassersteinFlow
 from measureflow.kernels import SquaredExponential, Whiten
 from measureflow.likelihoods import NegativeLogLikelihood
+from measureflow.loop import run
 from measureflow.measures import Empirical, Gaussian
 from measureflow.models import Network
 from measureflow.parametric import MeanFieldGaussian, ParametricFlow
@@ -41,7 +42,6 @@ from measureflow.problem import (
 from measureflow.pytrees import Parameters, Particles, dimension
 from measureflow.schedules import CosineDecay
 from measureflow.sharding import PARTICLES, place, require_mesh
-from measureflow.solve import run
 
 METHODS = ("DRLE", "DRE", "DLE", "DE", "FD-GVI")
 

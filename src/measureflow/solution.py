@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Array
 
 from measureflow.measures import AbstractMeasure
 from measureflow.saving.container import PathLike
@@ -18,6 +19,35 @@ class History(dict[str, np.ndarray]):
             return self[name]
         except KeyError:
             raise AttributeError(f"history has no {name!r}; it has {', '.join(self)}.") from None
+
+
+class Log:
+    """The rows of history that are kept: every `record_every` steps, the first and the last."""
+
+    def __init__(self, record_every: int):
+        self.record_every = record_every
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, table: dict[str, Array], records: int, *, always: bool = False) -> None:
+        columns = {name: np.asarray(column)[:records] for name, column in table.items()}
+        for row in range(records):
+            step = int(columns["step"][row])
+            if not self.reaches(step) and (always or step % self.record_every == 0):
+                self.rows.append({name: column[row] for name, column in columns.items()})
+
+    def resume(self, columns: dict[str, np.ndarray], step: int, *, goes_on: bool) -> None:
+        """The rows of an earlier part of the run, up to `step`. If it goes on, one at `step` was made because
+        the run ended there: if its turn has come, it will be made again."""
+        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        self.rows = rows[:1] + [row for row in rows[1:] if not goes_on or int(row["step"]) < step]
+
+    def reaches(self, step: int) -> bool:
+        """Whether there is a row of this step."""
+        return bool(self.rows) and int(self.rows[-1]["step"]) == step
+
+    def history(self) -> History:
+        names = ["step", *(name for name in self.rows[0] if name != "step")] if self.rows else []
+        return History({name: np.array([row[name] for row in self.rows]) for name in names})
 
 
 class Restart(NamedTuple):

@@ -1,4 +1,4 @@
-"""The compiled loop: from a problem, a flow and a beginning to a measure."""
+"""From a problem, a flow and a beginning to a measure: compiled calls, and what is kept between them."""
 
 import contextlib
 import math
@@ -12,23 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key
 from tqdm.auto import tqdm
 
-from measureflow.batches import (
-    AbstractBatches,
-    data_key,
-    on_device,
-)
+from measureflow.batches import AbstractBatches, data_key
 from measureflow.checkpoint import Checkpoint, Saved, Store
 from measureflow.fingerprints import fingerprint
 from measureflow.flows import AbstractFlow, ParticleState
+from measureflow.loop import advance
 from measureflow.parametric import ParametricState
 from measureflow.problem import Problem
-from measureflow.pytrees import is_concrete, particle_count
+from measureflow.pytrees import particle_count
 from measureflow.sharding import agreed, place, place_batches, require_mesh
 from measureflow.signals import Signals
-from measureflow.solution import DataExhaustedError, DivergenceError, History, Interrupted, Restart, Solution
+from measureflow.solution import DataExhaustedError, DivergenceError, Interrupted, Log, Restart, Solution
 from measureflow.sources import AbstractSource, batch_source
 from measureflow.validation import require_count, typed_key
 
@@ -36,54 +33,11 @@ from measureflow.validation import require_count, typed_key
 # any number of steps is one program.
 _RECORDS = 128
 _SCHEDULED = 4096
-# A GPU waits for the host after every turn of a loop whose length is data; so there a turn has some steps, as
-# many as lie between two records of a run of some thousand, at the price of compiling a step twice.
-_BLOCK = 10
 # How long one compiled call should take: short enough for a progress bar and Ctrl-C, long enough to
 # forget the cost of the call. It groups steps; it never changes them.
 _SECONDS = 0.3
 # After so many, a run that restarts lost particles gives up.
 _MOST_RESTARTS = 100
-
-
-def run(
-    problem: Problem,
-    flow: AbstractFlow,
-    state: Any,
-    data: PyTree,
-    key: Key[Array, ""],
-    steps: int | Int[Array, ""],
-    *,
-    batch_size: int | None = None,
-) -> Any:
-    """The state after `steps` more steps: pure, to be jitted and vmapped.
-
-    `data` is a pytree of arrays with one row per case, all of which the loss sees at each step, or
-    `batch_size` of them; None if the loss takes none. `steps` may be traced.
-    """
-    if is_concrete(steps):
-        require_count("steps", steps, 0, "it counts the steps to take from `state`.")
-    return _advance(problem, flow, state, on_device(data, batch_size), key, steps)
-
-
-def _advance(
-    problem: Problem,
-    flow: AbstractFlow,
-    state: Any,
-    batches: AbstractBatches,
-    key: Key[Array, ""],
-    steps: int | Int[Array, ""],
-) -> Any:
-    order_key = data_key(key)
-
-    def body(_: Array, state: Any) -> Any:
-        return flow.step(problem, state, batches.at(state.step, order_key), key)
-
-    if jax.default_backend() != "gpu":
-        return jax.lax.fori_loop(0, steps, body, state)
-    blocks = steps // _BLOCK
-    state = jax.lax.fori_loop(0, blocks, lambda _, state: jax.lax.fori_loop(0, _BLOCK, body, state), state)
-    return jax.lax.fori_loop(_BLOCK * blocks, steps, body, state)
 
 
 @eqx.filter_jit
@@ -106,40 +60,11 @@ def _chunk(
     def body(slot: Array, carry: tuple) -> tuple:
         state, table = carry
         table = jax.tree.map(lambda column, value: column.at[slot].set(value), table, observe(state))
-        return _advance(problem, flow, state, batches, key, steps), table
+        return advance(problem, flow, state, batches, key, steps), table
 
     table = jax.tree.map(lambda leaf: jnp.zeros((_RECORDS,), leaf.dtype), jax.eval_shape(observe, state))
     state, table = jax.lax.fori_loop(0, records, body, (state, table))
     return flow.spread(state, mesh), place(mesh, table)
-
-
-class _Log:
-    """The rows of history that are kept: every `record_every` steps, the first and the last."""
-
-    def __init__(self, record_every: int):
-        self.record_every = record_every
-        self.rows: list[dict[str, Any]] = []
-
-    def add(self, table: dict[str, Array], records: int, *, always: bool = False) -> None:
-        columns = {name: np.asarray(column)[:records] for name, column in table.items()}
-        for row in range(records):
-            step = int(columns["step"][row])
-            if not self.reaches(step) and (always or step % self.record_every == 0):
-                self.rows.append({name: column[row] for name, column in columns.items()})
-
-    def resume(self, columns: dict[str, np.ndarray], step: int, *, goes_on: bool) -> None:
-        """The rows of an earlier part of the run, up to `step`. If it goes on, one at `step` was made because
-        the run ended there: if its turn has come, it will be made again."""
-        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        self.rows = rows[:1] + [row for row in rows[1:] if not goes_on or int(row["step"]) < step]
-
-    def reaches(self, step: int) -> bool:
-        """Whether there is a row of this step."""
-        return bool(self.rows) and int(self.rows[-1]["step"]) == step
-
-    def history(self) -> History:
-        names = ["step", *(name for name in self.rows[0] if name != "step")] if self.rows else []
-        return History({name: np.array([row[name] for row in self.rows]) for name in names})
 
 
 @eqx.filter_jit
@@ -155,8 +80,8 @@ def _next_call(step: int, end: int, record_every: int, budget: int) -> tuple[int
 
 
 def default_record_every(steps: int) -> int:
-    """About 1,000 records in a long run. A record costs about a step, so in a short one no more than
-    every tenth step has one, and at least a hundred are made."""
+    """About 1,000 records in a long run. A record costs some steps, so in a short one no more than every
+    tenth step has one, and at least a hundred are made."""
     return max(1, steps // 1000, min(10, steps // 100))
 
 
@@ -265,7 +190,7 @@ class _Run:
         first, end = int(state.step), int(state.step) + steps
         saved = None if self.store is None else self.store.latest(state)
         if saved is None:
-            self.log = _Log(record_every or default_record_every(steps))
+            self.log = Log(record_every or default_record_every(steps))
             self._record(state)
             self._require_finite_start(state)
         else:
@@ -329,7 +254,7 @@ class _Run:
             raise ValueError(
                 f"the run in {folder} is at step {step}, beyond steps={end - first}; steps may only grow."
             )
-        self.log = _Log(saved.notes["record_every"])
+        self.log = Log(saved.notes["record_every"])
         self.log.resume(saved.history, step, goes_on=step < end)
         self.restarts = [
             Restart(r["step"], tuple(r["lost"]), tuple(r["copied"])) for r in saved.notes["restarts"]

@@ -84,7 +84,7 @@ def _summed(
 ) -> Float[Array, "r n"]:
     """Σⱼ of each of the contributions of pair (i, j), which are functions of θᵢ − θ′ⱼ alone."""
     n, m = particle_count(rows), particle_count(others)
-    own, met = _padded(as_matrix(rows).T, _ROWS), _padded(as_matrix(others).T, _CHUNK)
+    own, met = lanes.filled_up(as_matrix(rows).T, _ROWS), lanes.filled_up(as_matrix(others).T, _CHUNK)
     row_blocks, chunks = own.shape[1] // _ROWS, met.shape[1] // _CHUNK
     # Few rows would leave most of the GPU idle: then some programs share them, and each meets some chunks.
     chunks_each = -(-chunks // -(-_PROGRAMS // row_blocks))
@@ -122,7 +122,7 @@ def _program(
 
     def meet(column: Any, sums: list[Array]) -> list[Array]:
         differences = [row[c] - chunk[c, column] for c in range(dimensions)]
-        return _added(sums, contributions(kernel, differences))
+        return lanes.added(sums, contributions(kernel, differences))
 
     def meet_in_a_row(first: Any, sums: list[Array]) -> list[Array]:
         for k in range(_IN_A_ROW):
@@ -137,17 +137,9 @@ def _program(
         # From nothing: a long sum is precise as a sum of sums.
         of_chunk = jax.lax.fori_loop(0, in_a_row, meet_in_a_row, nothing)
         of_chunk = jax.lax.fori_loop(in_a_row * _IN_A_ROW, columns, meet, of_chunk)
-        return _added(sums, of_chunk)
+        return lanes.added(sums, of_chunk)
 
     end = jnp.minimum((share + 1) * chunks_each, met.shape[1] // _CHUNK)
     sums = jax.lax.fori_loop(share * chunks_each, end, meet_chunk, nothing)
     for k, total in enumerate(sums):
         out[share, k, here] = total
-
-
-def _added(x: list[Array], y: list[Array]) -> list[Array]:
-    return [a + b for a, b in zip(x, y, strict=True)]
-
-
-def _padded(columns: Float[Array, "d k"], multiple: int) -> Float[Array, "d l"]:
-    return jnp.pad(columns, ((0, 0), (0, -columns.shape[1] % multiple)))

@@ -44,7 +44,7 @@ def fits(kernel: AbstractKernel, particles: Particles) -> bool:
     """A radial kernel, single precision, few particles, many dimensions."""
     return (
         isinstance(kernel, AbstractRadialKernel)
-        # Other kernels may hold anything.
+        # Kernels that a user wrote may hold anything.
         and all(getattr(leaf, "dtype", None) == jnp.float32 for leaf in jax.tree.leaves((kernel, particles)))
         and 2 <= particle_count(particles) <= _MOST_PARTICLES
         and particle_dimension(particles) >= _LEAST_DIMENSIONS
@@ -69,12 +69,8 @@ def _in_chunks(particles: Particles) -> list[Float[Array, "n _"]]:
     """Large leaves of a number of whole chunks as they are, then a copy of all others together, filled up."""
     leaves = jax.tree.leaves(particles)
     whole, rest = ([leaf for leaf in leaves if _is_whole(leaf) is kind] for kind in (True, False))
-    together = [_filled_up(as_matrix(rest))] if sum(leaf.size for leaf in rest) else []
+    together = [lanes.filled_up(as_matrix(rest), _CHUNK)] if sum(leaf.size for leaf in rest) else []
     return [*(leaf.reshape(len(leaf), -1) for leaf in whole), *together]
-
-
-def _filled_up(matrix: Float[Array, "n k"]) -> Float[Array, "n l"]:
-    return jnp.pad(matrix, ((0, 0), (0, -matrix.shape[1] % _CHUNK)))
 
 
 def _out_of_chunks(matrices: list[Float[Array, "n _"]], particles: Particles) -> Particles:
@@ -149,8 +145,7 @@ def _sum_products(rows: int, blocks: list[tuple[int, int]], programs: int, *refe
             columns = pl.ds(first, lanes.LANES)
             origin = lanes.load(chunks.at[slot, 0, columns])
             x, y = ([lanes.load(chunks.at[slot, row, columns]) - origin for row in s] for s in own)
-            products = [a * b for a, b in itertools.product(x, y)]
-            sums = [total + product for total, product in zip(sums, products, strict=True)]
+            sums = lanes.added(sums, [a * b for a, b in itertools.product(x, y)])
         mosaic.barrier_arrive(left.at[slot])
 
         # In the last turns, too: who arrives must be awaited.

@@ -26,6 +26,16 @@ def zeros(length: int) -> Float[Array, " k"]:
     return mosaic.layout_cast(jnp.zeros(length, jnp.float32), _layout(length))
 
 
+def added(x: list[Array], y: list[Array]) -> list[Array]:
+    """The sums of two lists, entry by entry."""
+    return [a + b for a, b in zip(x, y, strict=True)]
+
+
+def filled_up(matrix: Float[Array, "n k"], multiple: int) -> Float[Array, "n l"]:
+    """With columns of zeros, until their number is a multiple."""
+    return jnp.pad(matrix, ((0, 0), (0, -matrix.shape[1] % multiple)))
+
+
 def _layout(length: int) -> Any:
     return mosaic.Layout.WG_STRIDED((length,), length // LANES)
 

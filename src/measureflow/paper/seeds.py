@@ -8,9 +8,9 @@ from jaxtyping import Array, Key
 from tqdm import tqdm
 
 from measureflow.flows import ParticleState, WassersteinFlow
+from measureflow.loop import run
 from measureflow.measures import AbstractMeasure
 from measureflow.problem import Problem
-from measureflow.solve import run
 
 _CALLS = 50  # so that a progress bar can move
 

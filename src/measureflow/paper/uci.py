@@ -22,6 +22,7 @@ from tqdm import tqdm
 from measureflow.datasets import load_uci
 from measureflow.flows import WassersteinFlow
 from measureflow.kernels import SquaredExponential, median_heuristic
+from measureflow.loop import run
 from measureflow.measures import Gaussian
 from measureflow.paper.claims import COLOURS, Claim, Reproduction
 from measureflow.problem import (
@@ -30,7 +31,6 @@ from measureflow.problem import (
     deep_langevin_ensemble,
     deep_repulsive_langevin_ensemble,
 )
-from measureflow.solve import run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

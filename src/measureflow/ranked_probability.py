@@ -1,0 +1,167 @@
+"""The continuous ranked probability score of NumPyro's laws, row by row: in closed form for mixtures of
+Normals, by quadrature for others."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import scipy.special
+from jaxtyping import Float
+from numpyro.distributions import (
+    Distribution,
+    ExpandedDistribution,
+    Independent,
+    MixtureSameFamily,
+    Normal,
+    StudentT,
+)
+
+# A Gauss–Legendre rule on (0, 1), for CRPS without a closed form.
+_RULE = np.polynomial.legendre.leggauss(64)
+_NODES, _WEIGHTS = (_RULE[0] + 1) / 2, _RULE[1] / 2
+
+
+def normal_components(
+    distribution: Distribution, shape: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Weights, means and deviations of the Normals that are mixed, particles last; None for other laws."""
+    if not isinstance(distribution, MixtureSameFamily):
+        normal = _base(distribution)
+        if not isinstance(normal, Normal):
+            return None
+        loc, scale = (np.broadcast_to(as_float64(p), shape)[..., None] for p in (normal.loc, normal.scale))
+        return np.ones(1), loc, scale
+    normal = _base(distribution.component_distribution)
+    if not isinstance(normal, Normal):
+        return None
+    particles = len(distribution.batch_shape)
+    whole = (*shape[:particles], distribution.mixture_size, *shape[particles:])
+    loc, scale = (
+        np.moveaxis(np.broadcast_to(as_float64(p), whole), particles, -1) for p in (normal.loc, normal.scale)
+    )
+    weights = as_float64(distribution.mixing_distribution.probs)
+    weights = weights / weights.sum(axis=-1, keepdims=True)
+    between = (1,) * len(distribution.event_shape)
+    return weights.reshape(*weights.shape[:-1], *between, weights.shape[-1]), loc, scale
+
+
+def _expected_absolute(loc: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """A(μ, σ²) = E|X| = 2σφ(μ/σ) + μ(2Φ(μ/σ) − 1)."""
+    z = loc / scale
+    density = np.exp(-0.5 * np.square(z)) / np.sqrt(2 * np.pi)
+    return 2 * scale * density + loc * scipy.special.erf(z / np.sqrt(2))
+
+
+def normal_mixture_crps(
+    weights: np.ndarray, loc: np.ndarray, scale: np.ndarray, targets: np.ndarray
+) -> np.ndarray:
+    """Σᵢ wᵢ A(y − μᵢ, σᵢ²) − ½ Σᵢⱼ wᵢwⱼ A(μᵢ − μⱼ, σᵢ² + σⱼ²) (Grimit et al., 2006)."""
+    weights = np.broadcast_to(weights, loc.shape)
+    score = np.sum(weights * _expected_absolute(targets[..., None] - loc, scale), axis=-1)
+    # A particle with itself: ½ A(0, 2σ²) = σ/√π.
+    score -= np.sum(np.square(weights) * scale, axis=-1) / np.sqrt(np.pi)
+    # One particle at a time with those after it, so that memory is rows × particles.
+    for i in range(loc.shape[-1] - 1):
+        one, others = slice(i, i + 1), slice(i + 1, None)
+        spread = np.hypot(scale[..., one], scale[..., others])
+        pairs = _expected_absolute(loc[..., one] - loc[..., others], spread)
+        score -= np.sum(weights[..., one] * weights[..., others] * pairs, axis=-1)
+    return score
+
+
+def quadrature_crps(distribution: Distribution, targets: np.ndarray) -> np.ndarray:
+    """With any centre m, the tails T±(r) = P(±(X − m) > r), d = |y − m| and the sign ± of y − m,
+
+        CRPS = ∫₀^∞ T₊² dr + ∫₀^∞ T₋² dr + d − 2 ∫₀^d T±(r) dr:
+
+    smooth integrands, whose variable r = s·v/(1 − v) puts 0 < r < ∞ on 0 < v < 1. The last two terms are
+    what moving y away from m adds, so that a distant y is as exact as a near one.
+    """
+    centre, spread = _centre_and_spread(distribution, targets.shape)
+    # That of single targets, where several are an event.
+    support: Any = getattr(distribution.support, "base_constraint", distribution.support)
+
+    def tail(sign: Any, r: np.ndarray) -> np.ndarray:
+        x = centre + sign * r
+        below = marginal_cdf(distribution, x)
+        # NumPyro's formulas for F hold inside the support only.
+        return np.where(support(jnp.asarray(x)), np.where(sign > 0, 1 - below, below), 0.0)
+
+    def integral(function: Callable[[np.ndarray], np.ndarray], end: Any) -> np.ndarray:
+        """∫ over 0 < v < end, one node at a time."""
+        total = np.zeros(targets.shape)
+        for node, weight in zip(_NODES, _WEIGHTS, strict=True):
+            v = end * node
+            total += weight * end * function(spread * v / (1 - v)) * spread / np.square(1 - v)
+        return total
+
+    distance, side = np.abs(targets - centre), np.where(targets < centre, -1.0, 1.0)
+    tails = sum(integral(lambda r, sign=sign: np.square(tail(sign, r)), 1.0) for sign in (1.0, -1.0))
+    return tails + distance - 2 * integral(lambda r: tail(side, r), distance / (distance + spread))
+
+
+def _centre_and_spread(distribution: Distribution, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Median and interquartile range, or mean and deviation where there is no quantile function."""
+    try:
+        quartiles = [
+            np.broadcast_to(as_float64(distribution.icdf(jnp.full(shape, level))), shape)
+            for level in (0.25, 0.5, 0.75)
+        ]
+        centre, spread = quartiles[1], quartiles[2] - quartiles[0]
+    # NumPyro's quantiles of Beta, Gamma and StudentT need a library that is not required.
+    except (NotImplementedError, ImportError):
+        try:
+            centre, variance = as_float64(distribution.mean), as_float64(distribution.variance)
+        except NotImplementedError:
+            raise TypeError(
+                f"crps of {name_of(distribution)} needs icdf, or mean and variance, which it does not have; "
+                "use negative_log_likelihood, or a likelihood such as Normal, StudentT or Laplace."
+            ) from None
+        centre, spread = np.broadcast_to(centre, shape), np.broadcast_to(np.sqrt(variance), shape)
+    if not np.all(np.isfinite(centre) & np.isfinite(spread) & (spread > 0)):
+        raise ValueError(
+            f"crps of {name_of(distribution)} needs a finite mean and variance, or finite quartiles; check "
+            "its parameters for NaN, or give Student tails more than 2 degrees of freedom."
+        )
+    return centre, spread
+
+
+def name_of(distribution: Distribution) -> str:
+    """What messages call it."""
+    return type(distribution).__name__
+
+
+def _base(distribution: Distribution) -> Distribution:
+    """The law of single numbers under what NumPyro wraps around it; axes at the end stay where they are."""
+    while isinstance(distribution, Independent | ExpandedDistribution):
+        distribution = distribution.base_dist
+    return distribution
+
+
+def marginal_cdf(distribution: Distribution, values: np.ndarray) -> np.ndarray:
+    """F of every target by its marginal; also of events, for which NumPyro has none."""
+    if isinstance(distribution, MixtureSameFamily):
+        below = marginal_cdf(
+            distribution.component_distribution, np.expand_dims(values, distribution.mixture_dim)
+        )
+        weights = as_float64(distribution.mixing_distribution.probs)
+        weights = weights.reshape(*weights.shape, *(1,) * len(distribution.event_shape))
+        return np.sum(weights * below, axis=distribution.mixture_dim)
+    base = _base(distribution)
+    if isinstance(base, StudentT):
+        # NumPyro's is slow, and loses digits in float32 where there are many degrees of freedom.
+        df, loc, scale = (as_float64(parameter) for parameter in (base.df, base.loc, base.scale))
+        return scipy.special.stdtr(df, (values - loc) / scale)
+    try:
+        return as_float64(base.cdf(jnp.asarray(values)))
+    except NotImplementedError:
+        raise TypeError(
+            f"this metric needs the cdf of {name_of(base)}, which NumPyro does not have; use "
+            "negative_log_likelihood, or a likelihood with a cdf such as Normal, StudentT or Laplace."
+        ) from None
+
+
+def as_float64(array: Any) -> Float[np.ndarray, "..."]:
+    """In NumPy's double precision."""
+    return np.asarray(array, dtype=np.float64)
