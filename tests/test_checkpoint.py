@@ -1030,6 +1030,7 @@ def tricky():
     }
 
 
+@pytest.mark.slow
 def test_a_run_moves_between_numbers_of_devices(tmp_path, straight):
     cut_off(lambda: solve(folder=tmp_path / "one-to-four"))
     here = Path(__file__).parent

@@ -146,8 +146,8 @@ def test_long_products_in_parts(monkeypatch):
     [
         ("SE", 1),
         ("Matern-0.5", 2),
-        ("IMQ", 3),
-        ("sum", 2),
+        pytest.param("IMQ", 3, marks=pytest.mark.slow),
+        pytest.param("sum", 2, marks=pytest.mark.slow),
         pytest.param("Matern-1.5", 2, marks=pytest.mark.slow),
         pytest.param("SE", 8, marks=pytest.mark.slow),
     ],
@@ -225,6 +225,7 @@ def test_few_particles_far_away_and_close_together(n, stages, most, gpu_or_inter
     assert_close(rows(found), exactly(rows(x)), relative=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(ON_GPU or POOL >= 4, reason="here it runs in this process")
 def test_blocks_of_pairs_with_a_larger_pool():
     one = f"{__file__}::test_few_particles_far_away_and_close_together[11-2-16]"
