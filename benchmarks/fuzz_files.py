@@ -29,11 +29,11 @@ import numpy as np
 import optax
 
 import measureflow as mf
-from measureflow.estimators import EnsembleClassifier, EnsembleRegressor
-from measureflow.recipe import Candidate, Ensembles
+from measureflow.runs.solution import Restart
 from measureflow.saving import container
 from measureflow.saving.kinds import FileFormatError, load, save
-from measureflow.solution import Restart
+from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor
+from measureflow.tables.recipe import Candidate, Ensembles
 
 # More than this, and a small file has made `load` take memory that it has no use for.
 MOST_MEMORY = 2**30
@@ -262,7 +262,7 @@ def code_named(document, header, data, rng):
         "tabnanny:check",
         "sched:scheduler",
     ]
-    names += ["measureflow.loop:run", "jax:devices", "equinox:Module", "__main__:main", "sys:exit"]
+    names += ["measureflow.runs.loop:run", "jax:devices", "equinox:Module", "__main__:main", "sys:exit"]
     node, key = chosen(places(document["fields"]), rng)
     node[key] = {"import": chosen(names, rng)}
     if rng.integers(2):

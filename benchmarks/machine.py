@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from measureflow.provenance import provenance
+from measureflow.study.provenance import provenance
 
 PEERS = ("blackjax", "posteriors", "torch", "numpyro", "pykeops")
 

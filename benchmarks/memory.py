@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import measureflow as mf
-from measureflow.solve import _Run
+from measureflow.runs.solve import _Run
 
 # Megabytes. What the allocator keeps in reserve comes and goes.
 AT_MOST = 20.0

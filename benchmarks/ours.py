@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 import measureflow as mf
 from benchmarks.targets import STEP_SIZE, TEMPERATURE, Target
-from measureflow.problem import Problem
+from measureflow.statement.problem import Problem
 
 METHODS = ("DE", "DLE", "DRE", "DRLE")
 # Of the order of the distance between two networks.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 import measureflow as mf
 from benchmarks.timing import Contender, Job, Ratio, comparison
-from measureflow.interactions import interaction_gradient
+from measureflow.numerics.interactions import interaction_gradient
 
 ROUNDS = 5
 OURS, PLAIN = "interaction_gradient", "plain JAX"

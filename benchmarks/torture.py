@@ -35,7 +35,7 @@ def child(folder, seed, steps, result):
     import jax.numpy as jnp
 
     import measureflow as mf
-    from measureflow.solve import _Run
+    from measureflow.runs.solve import _Run
 
     after_steps = _Run._next
 
@@ -126,7 +126,7 @@ def unreadable(folder):
     """How many of the checkpoints that stand in a folder are not what was written."""
     import orbax.checkpoint as orbax
 
-    from measureflow.checkpoint import _checksum
+    from measureflow.runs.checkpoint import _checksum
 
     count = len(list(folder.glob("*.unreadable")))
     for path in folder.glob("[0-9]*"):

@@ -20,10 +20,10 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType
 
 import measureflow as mf
-from measureflow.batches import Whole
+from measureflow.runs.batches import Whole
 
 # The package's name for it is the function.
-solving = sys.modules["measureflow.solve"]
+solving = sys.modules["measureflow.runs.solve"]
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 3)).astype(np.float32)
 DATA = (X, X.sum(axis=1))

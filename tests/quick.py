@@ -7,7 +7,8 @@ from jaxtyping import install_import_hook
 
 # Not the estimators themselves: scikit-learn wants a constructor that takes anything.
 with install_import_hook("measureflow", "beartype.beartype"):
-    from measureflow import predictive, recipe
+    from measureflow.prediction import predictive
+    from measureflow.tables import recipe
 
 _EFFORT = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 

@@ -19,7 +19,7 @@ from benchmarks.timing import AbsentError, Contender, Ratio
 from helpers import assert_close
 
 import measureflow as mf
-from measureflow.interactions import interaction_gradient
+from measureflow.numerics.interactions import interaction_gradient
 
 pytestmark = [pytest.mark.standard_promotion, pytest.mark.slow]
 FOLDER = Path(timing.__file__).parent

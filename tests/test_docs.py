@@ -18,7 +18,8 @@ import pytest
 from matplotlib import pyplot as plt
 
 import measureflow as mf
-from measureflow import datasets, plots
+from measureflow.prediction import plots
+from measureflow.study import datasets
 
 ROOT = Path(__file__).parent.parent
 # These call NumPyro and Flax, which are not written for strict promotion.

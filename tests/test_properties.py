@@ -53,10 +53,10 @@ from measureflow import (
     pytrees,
     regularisers,
 )
-from measureflow.interactions import interaction_gradient
+from measureflow.numerics.interactions import interaction_gradient
 
 with install_import_hook("measureflow", "beartype.beartype"):
-    from measureflow import recipe
+    from measureflow.tables import recipe
 
 # float32 rounds to 6e-8. A result is a few dozen operations on numbers of size 10 or less.
 ROUNDING = 2e-5

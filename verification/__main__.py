@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 import measureflow as mf
-from measureflow.provenance import provenance
+from measureflow.study.provenance import provenance
 from verification.laws import PRIOR, dle, drle, exact, mutant, snapshot, time_average
 
 PAGE = Path(__file__).parent.parent / "docs" / "verification.md"

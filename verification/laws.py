@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Array
 
 import measureflow as mf
-from measureflow.kernels import RadialCombination
-from measureflow.regularisers import negative_log_density
+from measureflow.spaces.kernels import RadialCombination
+from measureflow.statement.divergences import negative_log_density
 
 PRIOR = mf.Gaussian(jnp.zeros(1), 1.0)
 KERNEL = mf.SquaredExponential(0.7)

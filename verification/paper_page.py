@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from measureflow.paper import NAMES
+from measureflow.study.paper import NAMES
 
 DOCS = Path(__file__).parent.parent / "docs"
 

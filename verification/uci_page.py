@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from measureflow.plots import save_figure
-from measureflow.uci import (
+from measureflow.prediction.plots import save_figure
+from measureflow.study.uci import (
     COVERAGE,
     METHODS,
     PROTOTYPE,

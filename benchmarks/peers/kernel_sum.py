@@ -17,7 +17,7 @@ import measureflow as mf
 from benchmarks.peers.guests import Guests, needed
 from benchmarks.targets import disagreement
 from benchmarks.timing import AbsentError, Contender, Job, Ratio, comparison
-from measureflow.interactions import interaction_gradient
+from measureflow.numerics.interactions import interaction_gradient
 
 ROUNDS = 3
 NAME, OURS = "KeOps", "interaction_gradient"

@@ -2,30 +2,19 @@
 
 from typing import TYPE_CHECKING, Any
 
-from measureflow import likelihoods, metrics, theory
-from measureflow.checkpoint import Checkpoint
-from measureflow.embeddings import NoClosedFormError, kernel_mean_embedding
-from measureflow.flows import ParticleState, WassersteinFlow
-from measureflow.free_energy import FreeEnergy
-from measureflow.interactions import ExactInteractions, RandomBatches, RandomFeatures
-from measureflow.kernels import InverseMultiquadric, Matern, SquaredExponential, Whiten, median_heuristic
-from measureflow.likelihoods import MeanSquaredError, NegativeLogLikelihood
-from measureflow.loop import run
-from measureflow.measures import Empirical, Flat, FromDistribution, Gaussian, Uniform
-from measureflow.models import Network
-from measureflow.parametric import FullRankGaussian, MeanFieldGaussian, ParametricFlow, ParametricState
-from measureflow.preconditioners import FixedPreconditioner, RMSPreconditioner
-from measureflow.predictive import Mixture, Predictive
-from measureflow.problem import (
-    Problem,
-    deep_ensemble,
-    deep_langevin_ensemble,
-    deep_repulsive_ensemble,
-    deep_repulsive_langevin_ensemble,
-)
-from measureflow.regularisers import KL, SquaredMMD
-from measureflow.saving.kinds import FileFormatError, load, save
-from measureflow.solution import (
+from measureflow import theory
+from measureflow.flows.parametric import FullRankGaussian, MeanFieldGaussian, ParametricFlow, ParametricState
+from measureflow.flows.preconditioners import FixedPreconditioner, RMSPreconditioner
+from measureflow.flows.wasserstein import ParticleState, WassersteinFlow
+from measureflow.networks import likelihoods
+from measureflow.networks.likelihoods import MeanSquaredError, NegativeLogLikelihood
+from measureflow.networks.network import Network
+from measureflow.numerics.interactions import ExactInteractions, RandomBatches, RandomFeatures
+from measureflow.prediction import metrics
+from measureflow.prediction.predictive import Mixture, Predictive
+from measureflow.runs.checkpoint import Checkpoint
+from measureflow.runs.loop import run
+from measureflow.runs.solution import (
     DataExhaustedError,
     DivergenceError,
     History,
@@ -34,10 +23,29 @@ from measureflow.solution import (
     RunError,
     Solution,
 )
-from measureflow.solve import solve
+from measureflow.runs.solve import solve
+from measureflow.saving.kinds import FileFormatError, load, save
+from measureflow.spaces.embeddings import NoClosedFormError, kernel_mean_embedding
+from measureflow.spaces.kernels import (
+    InverseMultiquadric,
+    Matern,
+    SquaredExponential,
+    Whiten,
+    median_heuristic,
+)
+from measureflow.spaces.measures import Empirical, Flat, FromDistribution, Gaussian, Uniform
+from measureflow.statement.divergences import KL, SquaredMMD
+from measureflow.statement.free_energy import FreeEnergy
+from measureflow.statement.problem import (
+    Problem,
+    deep_ensemble,
+    deep_langevin_ensemble,
+    deep_repulsive_ensemble,
+    deep_repulsive_langevin_ensemble,
+)
 
 if TYPE_CHECKING:
-    from measureflow.estimators import EnsembleClassifier, EnsembleRegressor, cross_validate
+    from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor, cross_validate
 
 __version__ = "0.1.0"
 
@@ -106,6 +114,6 @@ def __getattr__(name: str) -> Any:
     """The estimators, imported when they are asked for: scikit-learn takes a while."""
     if name not in _ESTIMATORS:
         raise AttributeError(f"module 'measureflow' has no attribute {name!r}")
-    from measureflow import estimators
+    from measureflow.tables import estimators
 
     return getattr(estimators, name)

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from measureflow import __version__
-from measureflow.demo import SETTINGS, Result, run_demo
-from measureflow.paper import NAMES, Claim
-from measureflow.paper import reproduce as run_reproduction
-from measureflow.provenance import provenance
-from measureflow.uci import METHODS, SETS, comparison_rows, mean_and_error, run_uci, score_rows
-from measureflow.uci import Result as UCIResult
-from measureflow.uci import draw as draw_uci
+from measureflow.study.demo import SETTINGS, Result, run_demo
+from measureflow.study.paper import NAMES, Claim
+from measureflow.study.paper import reproduce as run_reproduction
+from measureflow.study.provenance import provenance
+from measureflow.study.uci import METHODS, SETS, comparison_rows, mean_and_error, run_uci, score_rows
+from measureflow.study.uci import Result as UCIResult
+from measureflow.study.uci import draw as draw_uci
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
 # Piped into a file, a table keeps a readable width.
@@ -48,7 +48,7 @@ def demo(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an earlier demo in that folder.")] = False,
 ) -> None:
     """DE, DLE, DRE, DRLE and FD-GVI on the paper's one-dimensional loss, against their exact targets."""
-    from measureflow.plots import demo_figure
+    from measureflow.prediction.plots import demo_figure
 
     picture, numbers = out / "demo.png", out / "demo.json"
     existing = [str(path) for path in (picture, numbers) if path.exists()]
@@ -77,7 +77,7 @@ def reproduce(
     force: Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")] = False,
 ) -> None:
     """Redraw the paper's figures and judge its claims; exit 1 if a claim of theory does not hold."""
-    from measureflow.plots import save_figure
+    from measureflow.prediction.plots import save_figure
 
     names = [known for known in NAMES if known != "uci"] if name == "all" else [name]
     if unknown := [wanted for wanted in names if wanted not in NAMES]:
@@ -132,7 +132,7 @@ def uci(
     force: Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")] = False,
 ) -> None:
     """Test scores on the canonical splits of the nine UCI sets, next to published ones."""
-    from measureflow.plots import save_figure
+    from measureflow.prediction.plots import save_figure
 
     names = _chosen("--sets", sets, SETS)
     chosen_methods = _chosen("--methods", methods, METHODS)

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from measureflow.likelihoods import AbstractLikelihood
-from measureflow.models import Network
+from measureflow.core.validation import positive_number, require_count, require_leading_axis
+from measureflow.networks.likelihoods import AbstractLikelihood
+from measureflow.networks.network import Network
 from measureflow.saving.encoding import DESCRIBERS, KINDS, Kind, anything
 from measureflow.saving.objects import (
     describe_network,
@@ -22,11 +23,10 @@ from measureflow.saving.objects import (
     require_floats,
     require_outputs,
 )
-from measureflow.validation import positive_number, require_count, require_leading_axis
 
 
 def _shifted(likelihood: Any, shift: Any) -> Any:
-    from measureflow.estimators import Shifted
+    from measureflow.tables.estimators import Shifted
 
     require(isinstance(likelihood, AbstractLikelihood), "its likelihood is none")
     require_floats("shift", shift)
@@ -35,7 +35,7 @@ def _shifted(likelihood: Any, shift: Any) -> Any:
 
 
 KINDS["Shifted"] = Kind(("likelihood", "shift"), _shifted)
-DESCRIBERS["measureflow.estimators.Shifted"] = lambda shifted: (
+DESCRIBERS["measureflow.tables.estimators.Shifted"] = lambda shifted: (
     "Shifted",
     {"likelihood": or_code(shifted.likelihood), "shift": shifted.shift},
 )
@@ -169,7 +169,7 @@ def _law(likelihood: Any) -> tuple[Any, ...]:
 
 def _estimator(kind: str) -> Callable[..., Any]:
     def build(settings: Any, fitted: Any) -> Any:
-        from measureflow import estimators
+        from measureflow.tables import estimators
 
         chosen = getattr(estimators, kind)
         names = set(chosen._get_param_names()) - {"mesh"}
@@ -189,4 +189,4 @@ def _estimator(kind: str) -> Callable[..., Any]:
 
 for _name in _FITTED_BY:
     KINDS[_name] = Kind(("settings", "fitted"), _estimator(_name), anything)
-    DESCRIBERS[f"measureflow.estimators.{_name}"] = _describe_estimator
+    DESCRIBERS[f"measureflow.tables.estimators.{_name}"] = _describe_estimator

@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from measureflow import likelihoods
-from measureflow.flows import ParticleState
-from measureflow.likelihoods import AbstractLikelihood
-from measureflow.measures import AbstractMeasure, Empirical, Flat, Gaussian, Uniform
-from measureflow.models import (
+from measureflow.core.pytrees import shapes_of, shown_shapes
+from measureflow.core.validation import require_particles
+from measureflow.flows.parametric import ParametricState
+from measureflow.flows.wasserstein import ParticleState
+from measureflow.networks import likelihoods
+from measureflow.networks.likelihoods import AbstractLikelihood
+from measureflow.networks.network import (
     ConstantsApply,
     ConstantsInit,
     EquinoxInit,
@@ -25,12 +27,10 @@ from measureflow.models import (
     PerceptronInit,
     RowsOfOutputs,
 )
-from measureflow.parametric import ParametricState
-from measureflow.predictive import Predictive
-from measureflow.pytrees import shapes_of, shown_shapes
+from measureflow.prediction.predictive import Predictive
+from measureflow.runs.solution import History, Restart, Solution
 from measureflow.saving.encoding import ANY, DESCRIBERS, KINDS, Code, Kind, anything, describer
-from measureflow.solution import History, Restart, Solution
-from measureflow.validation import require_particles
+from measureflow.spaces.measures import AbstractMeasure, Empirical, Flat, Gaussian, Uniform
 
 # Networks are looked at layer by layer when they are built.
 _MOST_LAYERS, _LARGEST_LAYER = 1000, 2**31

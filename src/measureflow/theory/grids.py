@@ -10,10 +10,10 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 from scipy.signal import fftconvolve
 
-from measureflow.free_energy import FreeEnergy
-from measureflow.kernels import AbstractKernel, AbstractRadialKernel
-from measureflow.problem import Problem
-from measureflow.pytrees import Particles
+from measureflow.core.pytrees import Particles
+from measureflow.spaces.kernels import AbstractKernel, AbstractRadialKernel
+from measureflow.statement.free_energy import FreeEnergy
+from measureflow.statement.problem import Problem
 
 _LARGEST_DENSE = 6_000
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
-from measureflow.pytrees import as_matrix
-from measureflow.validation import require_particles
+from measureflow.core.pytrees import as_matrix
+from measureflow.core.validation import require_particles
 
 
 class AbstractLaw(abc.ABC):

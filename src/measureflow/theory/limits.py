@@ -10,8 +10,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from measureflow.measures import AbstractMeasure
-from measureflow.pytrees import Parameters, Particles, as_matrix, particle_count, squared_norm
+from measureflow.core.pytrees import Parameters, Particles, as_matrix, particle_count, squared_norm
+from measureflow.spaces.measures import AbstractMeasure
 from measureflow.theory.grids import Grid
 
 _ITERATIONS = 200_000

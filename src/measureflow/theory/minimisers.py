@@ -7,9 +7,9 @@ import numpy as np
 from jaxtyping import PyTree
 from scipy.special import logsumexp, xlogy
 
-from measureflow.embeddings import mean_kernel
-from measureflow.problem import Problem
-from measureflow.regularisers import SquaredMMD
+from measureflow.spaces.embeddings import mean_kernel
+from measureflow.statement.divergences import SquaredMMD
+from measureflow.statement.problem import Problem
 from measureflow.theory.grids import GridEnergy
 
 _TOLERANCE = 1e-10

@@ -1,0 +1,1 @@
+"""Pytree arithmetic, products, noise by counters, devices, validation: none of the paper's mathematics."""

@@ -1,0 +1,1 @@
+"""How it is minimised: one file per flow; preconditioners and schedules."""

@@ -1,0 +1,126 @@
+"""Diagonal preconditioners g: θ ← θ − ηg·∇_W F + √(2ητg) Z.
+
+The same g scales drift and noise, so once it stands still the invariant law is that of g = 1.
+"""
+
+import abc
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from measureflow.core.pytrees import Parameters, Particles, is_concrete, shown_shapes, strong_tree
+from measureflow.core.validation import positive_number, require_count, require_positive
+
+
+class AbstractPreconditioner(eqx.Module):
+    """g, one number per coordinate of θ, shared by all particles."""
+
+    #: Whether g depends on the drifts it has seen.
+    adaptive: ClassVar[bool]
+
+    @abc.abstractmethod
+    def init(self, particles: Particles) -> PyTree:
+        """What it remembers."""
+
+    @abc.abstractmethod
+    def update(self, memory: PyTree, gradient: Particles, step: Int[Array, ""]) -> PyTree:
+        """What it remembers after seeing the drift of this step."""
+
+    @abc.abstractmethod
+    def diagonal(self, memory: PyTree, step: Int[Array, ""]) -> Parameters:
+        """g at this step, after the update."""
+
+
+def _fitted(name: str, scale: Parameters, theta: Parameters) -> Parameters:
+    """`scale` as a pytree like θ, whose leaves may be scalars."""
+    leaves, structure = jax.tree.flatten(theta)
+    if isinstance(scale, jax.Array) and scale.shape == ():
+        return jax.tree.unflatten(structure, [scale.astype(leaf.dtype) for leaf in leaves])
+    fits = jax.tree.structure(scale) == structure and all(
+        g.shape in ((), x.shape) for g, x in zip(jax.tree.leaves(scale), leaves, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"{name} has shapes {shown_shapes(scale)}, one particle {shown_shapes(theta)}; pass a number, or "
+            "a pytree like one particle."
+        )
+    return jax.tree.map(lambda g, x: g.astype(x.dtype), scale, theta)
+
+
+class FixedPreconditioner(AbstractPreconditioner):
+    """A constant g > 0: a number, or a pytree like θ whose leaves may be scalars."""
+
+    scale: Parameters = eqx.field(converter=strong_tree)
+    adaptive: ClassVar[bool] = False
+
+    def __check_init__(self) -> None:
+        require_positive("FixedPreconditioner scale", self.scale, "it multiplies the step size.")
+
+    def init(self, particles: Particles) -> Parameters:
+        return _fitted("FixedPreconditioner scale", self.scale, jax.tree.map(lambda leaf: leaf[0], particles))
+
+    def update(self, memory: Parameters, gradient: Particles, step: Int[Array, ""]) -> Parameters:
+        return memory
+
+    def diagonal(self, memory: Parameters, step: Int[Array, ""]) -> Parameters:
+        return memory
+
+
+def _adapt_steps(value: Any) -> Int[Array, ""]:
+    if is_concrete(value):
+        value = require_count("RMSPreconditioner adapt_steps", value, 1, "it freezes after them.")
+    return jnp.asarray(value, jnp.int32)
+
+
+def _decay(value: Any) -> Float[Array, ""]:
+    return positive_number("RMSPreconditioner decay", value, "0.99 averages over 100 steps.")
+
+
+def _epsilon(value: Any) -> Float[Array, ""]:
+    return positive_number("RMSPreconditioner epsilon", value, "it bounds g by 1/ε.")
+
+
+class RMSPreconditioner(AbstractPreconditioner):
+    """g = s/(√v + ε), v the running mean of squared drifts over particles and steps.
+
+    `scale` s is a number, or a pytree like θ whose leaves may be scalars: where some coordinates should move
+    less than others. g adapts for `adapt_steps` steps and then freezes. While it adapts the chain has no
+    invariant law, so nothing before `adapt_steps` is a sample of q*.
+    """
+
+    adapt_steps: Int[Array, ""] = eqx.field(converter=_adapt_steps)
+    decay: Float[Array, ""] = eqx.field(converter=_decay, default=0.99)
+    epsilon: Float[Array, ""] = eqx.field(converter=_epsilon, default=1e-6)
+    scale: Parameters = eqx.field(converter=strong_tree, default=1.0)
+    adaptive: ClassVar[bool] = True
+
+    def __check_init__(self) -> None:
+        require_positive("RMSPreconditioner 1 − decay", 1 - self.decay, "0.99 averages over 100 steps.")
+        require_positive("RMSPreconditioner scale", self.scale, "it multiplies the step size.")
+
+    def init(self, particles: Particles) -> Parameters:
+        memory = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), particles)
+        _fitted("RMSPreconditioner scale", self.scale, memory)
+        return memory
+
+    def update(self, memory: Parameters, gradient: Particles, step: Int[Array, ""]) -> Parameters:
+        adapting = step < self.adapt_steps
+
+        def on_leaf(mean_square: Array, drift: Array) -> Array:
+            decay = self.decay.astype(drift.dtype)
+            seen = decay * mean_square + (1 - decay) * jnp.mean(jnp.square(drift), axis=0)
+            return jnp.where(adapting, seen, mean_square)
+
+        return jax.tree.map(on_leaf, memory, gradient)
+
+    def diagonal(self, memory: Parameters, step: Int[Array, ""]) -> Parameters:
+        updates = jnp.minimum(step + 1, self.adapt_steps).astype(self.decay.dtype)
+        started_at_zero = 1 - self.decay**updates
+        return jax.tree.map(
+            lambda v, s: s / (jnp.sqrt(v / started_at_zero.astype(v.dtype)) + self.epsilon.astype(v.dtype)),
+            memory,
+            _fitted("RMSPreconditioner scale", self.scale, memory),
+        )

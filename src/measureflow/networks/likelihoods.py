@@ -1,0 +1,380 @@
+"""From the outputs of a network to a distribution of the target, and from there to a loss.
+
+A likelihood is any function outputs ↦ NumPyro distribution; those here also say how many outputs they read.
+"""
+
+import abc
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.nn import softplus
+from jaxtyping import Array, Float, PyTree, Shaped
+from numpyro.distributions import Distribution
+from numpyro.distributions.discrete import BernoulliLogits, CategoricalLogits, CategoricalProbs
+
+from measureflow.core.pytrees import Parameters, shown_shapes, strong
+from measureflow.core.validation import positive_number, require_count, require_positive
+from measureflow.networks.network import Network
+
+# exp of anything outside ± this is no count that float32 can tell from its neighbours.
+_LARGEST_LOG_MEAN = 20.0
+# What keeps Student's variance, and the concentration of counts, finite and positive in float32.
+_MARGIN = 1e-3
+
+
+def _number_of_targets(value: Any) -> int:
+    return require_count("targets", value, 1, "it counts the numbers to predict for each case.")
+
+
+def _number_of_classes(value: Any) -> int:
+    return require_count("classes", value, 2, "it counts the classes, whose names are 0, 1, ….")
+
+
+def _smallest_scale(value: Any) -> Float[Array, ""]:
+    return positive_number(
+        "smallest_scale", value, "without a floor the density is unbounded; 1e-4 suits standardised targets."
+    )
+
+
+class AbstractLikelihood(eqx.Module):
+    """outputs of a network ↦ p(y | outputs), for every case.
+
+    A case has `targets` numbers y. For each of them it reads outputs o₁, o₂, …: first o₁ of all targets, then
+    o₂ of all targets, and so on. The last `constants` of these are meant not to depend on the input;
+    `network.with_constants(likelihood.constants * likelihood.targets)` appends them. One target is an event
+    of shape (); several are independent given the outputs, and an event of shape (targets,).
+    """
+
+    targets: int = eqx.field(static=True, default=1, kw_only=True, converter=_number_of_targets)
+    constants: ClassVar[int] = 0
+
+    @property
+    @abc.abstractmethod
+    def outputs_per_target(self) -> int:
+        """How many numbers it reads for one target of one case, constants included."""
+
+    @property
+    def width(self) -> int:
+        """How many numbers it reads for one case, constants included."""
+        return self.outputs_per_target * self.targets
+
+    @abc.abstractmethod
+    def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
+        """The distribution of one target, from its own k outputs."""
+
+    def __call__(self, outputs: Float[Array, "*batch k"]) -> Distribution:
+        if outputs.shape[-1] != self.width:
+            raise ValueError(
+                f"{type(self).__name__} of {self.targets} target(s) reads {self.width} outputs per case, got "
+                f"outputs of shape {outputs.shape}; build the network with "
+                f"{self.width - self.constants * self.targets} outputs"
+                + (f" and .with_constants({self.constants * self.targets})." if self.constants else ".")
+            )
+        if self.targets == 1:
+            return self.law(outputs)
+        grouped = outputs.reshape(*outputs.shape[:-1], self.outputs_per_target, self.targets)
+        return self.law(jnp.swapaxes(grouped, -1, -2)).to_event(1)
+
+
+class Heteroscedastic(AbstractLikelihood):
+    """Normal(o₁, softplus(o₂) + ε): the noise depends on the input.
+
+    ε is `smallest_scale`, in units of the targets that the network sees. It bounds the density by 1/(ε√2π);
+    without it, one case that is met exactly has a loss of −∞.
+    """
+
+    smallest_scale: Float[Array, ""] = eqx.field(default=1e-4, kw_only=True, converter=_smallest_scale)
+
+    @property
+    def outputs_per_target(self) -> int:
+        return 2
+
+    def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
+        return dist.Normal(outputs[..., 0], _scale(outputs[..., 1], self.smallest_scale))
+
+
+class Homoscedastic(AbstractLikelihood):
+    """Normal(o₁, softplus(o₂) + ε), where o₂ is a learned constant: the noise is the same for all inputs.
+
+    ε is `smallest_scale`, as in `Heteroscedastic`.
+    """
+
+    smallest_scale: Float[Array, ""] = eqx.field(default=1e-4, kw_only=True, converter=_smallest_scale)
+    constants: ClassVar[int] = 1
+
+    @property
+    def outputs_per_target(self) -> int:
+        return 2
+
+    def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
+        return dist.Normal(outputs[..., 0], _scale(outputs[..., 1], self.smallest_scale))
+
+
+class StudentT(AbstractLikelihood):
+    """Student's t with location o₁, scale softplus(o₂) + ε and 2.001 + softplus(o₃) degrees of freedom, where
+    o₃ is a learned constant: outliers pull less, and the variance is finite.
+
+    ε is `smallest_scale`, as in `Heteroscedastic`.
+    """
+
+    smallest_scale: Float[Array, ""] = eqx.field(default=1e-4, kw_only=True, converter=_smallest_scale)
+    constants: ClassVar[int] = 1
+
+    @property
+    def outputs_per_target(self) -> int:
+        return 3
+
+    def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
+        freedom = 2 + _MARGIN + softplus(outputs[..., 2])
+        return dist.StudentT(freedom, outputs[..., 0], _scale(outputs[..., 1], self.smallest_scale))
+
+
+class Bernoulli(AbstractLikelihood):
+    """P(y = 1) = 1/(1 + exp(−o₁)): two classes, 0 and 1."""
+
+    @property
+    def outputs_per_target(self) -> int:
+        return 1
+
+    def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
+        return BernoulliLogits(outputs[..., 0])
+
+
+class Categorical(AbstractLikelihood):
+    """P(y = c) ∝ exp(o_c): `classes` classes, 0, 1, …; targets are integers."""
+
+    classes: int = eqx.field(static=True, converter=_number_of_classes)
+
+    @property
+    def outputs_per_target(self) -> int:
+        return self.classes
+
+    def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
+        return CategoricalLogits(outputs)
+
+
+class Poisson(AbstractLikelihood):
+    """Poisson(exp(o₁)): counts 0, 1, 2, … whose variance is their mean.
+
+    o₁ is clipped to ±20, means from 10⁻⁹ to 5·10⁸: beyond, only a run that diverges gets. In float32 log p
+    of a count y is rounded at about 10⁻⁷·y log y.
+    """
+
+    @property
+    def outputs_per_target(self) -> int:
+        return 1
+
+    def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
+        return dist.Poisson(_mean_count(outputs[..., 0]))
+
+
+class NegativeBinomial(AbstractLikelihood):
+    """Counts with mean μ = exp(o₁) and variance μ + μ²/α, where α = softplus(o₂) + 0.001.
+
+    o₁ is clipped to ±20, as in `Poisson`.
+    """
+
+    @property
+    def outputs_per_target(self) -> int:
+        return 2
+
+    def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
+        concentration = softplus(outputs[..., 1]) + _MARGIN
+        return dist.NegativeBinomial2(_mean_count(outputs[..., 0]), concentration)
+
+
+def _scale(output: Float[Array, "*batch"], smallest: Float[Array, ""]) -> Float[Array, "*batch"]:
+    return softplus(output) + smallest.astype(output.dtype)
+
+
+def _mean_count(output: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    return jnp.exp(jnp.clip(output, -_LARGEST_LOG_MEAN, _LARGEST_LOG_MEAN))
+
+
+def distribution_of(
+    likelihood: Callable[[Array], Distribution], outputs: Float[Array, "*batch k"]
+) -> Distribution:
+    """likelihood(outputs), one law for each case: more batch axes of its result become part of the event."""
+    distribution = likelihood(outputs)
+    if not isinstance(distribution, Distribution):
+        raise TypeError(
+            f"likelihood must return a NumPyro distribution, got {distribution!r}; for example "
+            "lambda outputs: numpyro.distributions.Normal(outputs[..., 0], 1.0)."
+        )
+    cases = outputs.shape[:-1]
+    if distribution.batch_shape[: len(cases)] != cases:
+        raise ValueError(
+            f"likelihood maps outputs of shape {outputs.shape} to a distribution with batch shape "
+            f"{distribution.batch_shape}, but there must be one law for each of {cases}; "
+            "let it act on the last axis only, as in outputs[..., 0]."
+        )
+    return distribution.to_event(len(distribution.batch_shape) - len(cases))
+
+
+class NegativeLogLikelihood(eqx.Module):
+    """ℓ(θ, batch) = (1/n) Σᵢ −wᵢ log p(yᵢ | f_θ(xᵢ)) over the n rows of a batch.
+
+    A batch is (inputs, targets) or (inputs, targets, weights), weights 1 where there are none. The sum is
+    divided by n, not by Σᵢ wᵢ: so batches are unbiased, and weights of mean 1 leave the scale of ℓ as it is.
+    Targets have shape (rows,), or (rows, targets) where the distribution has several.
+    """
+
+    network: Network
+    likelihood: Callable[[Array], Distribution]
+
+    def __check_init__(self) -> None:
+        require_network(self.network)
+        require_likelihood(self.likelihood)
+
+    def __call__(self, theta: Parameters, batch: PyTree) -> Float[Array, ""]:
+        inputs, targets, weights = _unpacked(batch)
+        outputs = self.network.apply(theta, inputs)
+        distribution = distribution_of(self.likelihood, outputs)
+        expected = distribution.batch_shape + distribution.event_shape
+        if targets.shape != expected:
+            remedy = "pass one target per row, and as many numbers per target as the likelihood has targets."
+            if targets.shape == (*expected, 1):
+                remedy = "drop the last axis with targets[..., 0]."
+            raise ValueError(f"targets have shape {targets.shape}, but the distribution {expected}; {remedy}")
+        losses = jnp.negative(distribution.log_prob(_as_values(distribution, targets, outputs)))
+        return _weighted_mean(losses, weights)
+
+
+class MeanSquaredError(eqx.Module):
+    """ℓ(θ, batch) = (1/n) Σᵢ wᵢ ‖f_θ(xᵢ) − yᵢ‖² over the n rows of a batch, batches as in
+    `NegativeLogLikelihood`. Targets have the shape of the outputs, or (rows,) for one output."""
+
+    network: Network
+
+    def __check_init__(self) -> None:
+        require_network(self.network)
+
+    def __call__(self, theta: Parameters, batch: PyTree) -> Float[Array, ""]:
+        inputs, targets, weights = _unpacked(batch)
+        outputs = self.network.apply(theta, inputs)
+        if targets.ndim == 1 and outputs.shape[1] == 1:
+            targets = targets[:, None]
+        if targets.shape != outputs.shape:
+            raise ValueError(
+                f"targets have shape {targets.shape}, but the network's outputs {outputs.shape}; give both "
+                "one row per case and one column per target."
+            )
+        squares = jnp.square(outputs - _as_floats(targets, outputs))
+        return _weighted_mean(jnp.sum(squares, axis=1), weights)
+
+
+def require_network(network: Any) -> None:
+    """`network` has a method apply(θ, inputs)."""
+    if not callable(getattr(network, "apply", None)):
+        raise TypeError(f"network must be a Network, got {network!r}; pass Network(init, apply).")
+
+
+def require_likelihood(likelihood: Any) -> None:
+    """`likelihood` is a function outputs ↦ distribution, not one of its own class or a distribution."""
+    if not callable(likelihood) or isinstance(likelihood, type | Distribution):
+        raise TypeError(
+            f"likelihood must be a function outputs ↦ distribution, got {likelihood!r}; pass "
+            "Heteroscedastic(), or lambda outputs: numpyro.distributions.Normal(outputs[..., 0], 1.0)."
+        )
+
+
+def _unpacked(batch: PyTree) -> tuple[PyTree, Shaped[Array, "rows ..."], Float[Array, " rows"] | None]:
+    """Inputs, targets, and weights or None."""
+    if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
+        raise TypeError(
+            f"batch must be (inputs, targets) or (inputs, targets, weights), got {shown_shapes(batch)}; "
+            "pass data=(X, y)."
+        )
+    inputs, targets, weights = (*batch, None)[:3]
+    targets = jnp.asarray(targets)
+    if weights is None:
+        return inputs, targets, None
+    weights = strong(weights)
+    if weights.shape != targets.shape[:1]:
+        raise ValueError(
+            f"weights have shape {weights.shape}, but there are targets of shape {targets.shape}; pass one "
+            "weight per row."
+        )
+    return inputs, targets, weights
+
+
+def _weighted_mean(losses: Float[Array, " rows"], weights: Float[Array, " rows"] | None) -> Float[Array, ""]:
+    return jnp.mean(losses if weights is None else weights.astype(losses.dtype) * losses)
+
+
+def _as_floats(targets: Shaped[Array, "..."], outputs: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Integers and truth values as floats; floats stay as precise as they are."""
+    return targets if jnp.issubdtype(targets.dtype, jnp.floating) else targets.astype(outputs.dtype)
+
+
+def _as_values(
+    distribution: Distribution, targets: Shaped[Array, "..."], outputs: Float[Array, "..."]
+) -> Shaped[Array, "..."]:
+    base = distribution.base_dist if isinstance(distribution, dist.Independent) else distribution
+    if not isinstance(base, CategoricalLogits | CategoricalProbs):
+        return _as_floats(targets, outputs)
+    if not jnp.issubdtype(targets.dtype, jnp.integer):
+        raise TypeError(
+            f"targets must be integers, the numbers of classes, got {targets.dtype}; pass y.astype(int)."
+        )
+    return targets
+
+
+@functools.singledispatch
+def _rescaled(
+    distribution: Distribution, location: Float[Array, "..."], scale: Float[Array, "..."]
+) -> Distribution:
+    raise TypeError(
+        f"location + scale·Y of {type(distribution).__name__} is not known; only Normal and StudentT, and "
+        "several of them, can change units: leave location and scale out, and the targets as they are."
+    )
+
+
+@_rescaled.register
+def _rescaled_normal(
+    distribution: dist.Normal, location: Float[Array, "..."], scale: Float[Array, "..."]
+) -> Distribution:
+    loc, deviation = map(jnp.asarray, (distribution.loc, distribution.scale))
+    return dist.Normal(location + scale * loc, scale * deviation)
+
+
+@_rescaled.register
+def _rescaled_student(
+    distribution: dist.StudentT, location: Float[Array, "..."], scale: Float[Array, "..."]
+) -> Distribution:
+    loc, deviation = map(jnp.asarray, (distribution.loc, distribution.scale))
+    return dist.StudentT(distribution.df, location + scale * loc, scale * deviation)
+
+
+@_rescaled.register
+def _rescaled_events(
+    distribution: dist.Independent, location: Float[Array, "..."], scale: Float[Array, "..."]
+) -> Distribution:
+    return _rescaled(distribution.base_dist, location, scale).to_event(distribution.reinterpreted_batch_ndims)
+
+
+def rescaled(distribution: Distribution, location: Any, scale: Any) -> Distribution:
+    """The law of location + scale·Y, for Y Normal or StudentT, or several of them: so predictions for
+    standardised targets get their units back. `location` and `scale` are numbers, or have the shape of an
+    event: one number per target. `location` may also be one for each case, with the distribution's axes."""
+    location, scale = strong(location), strong(scale)
+    require_positive("scale", scale, "pass the standard deviation of the targets.")
+    whole = distribution.batch_shape + distribution.event_shape
+    per_target = (1,) * len(distribution.batch_shape) + distribution.event_shape
+    per_case = location.ndim == len(whole) and _broadcasts(location.shape, whole)
+    for name, value in (("location", location), ("scale", scale)):
+        if value.shape not in ((), distribution.event_shape) and not (name == "location" and per_case):
+            raise ValueError(
+                f"{name} has shape {value.shape}, but an event of the distribution "
+                f"{distribution.event_shape}; pass one number, or one per target."
+            )
+    location = location if per_case else jnp.broadcast_to(location, per_target)
+    return _rescaled(distribution, location, jnp.broadcast_to(scale, per_target))
+
+
+def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    return all(size in (1, full) for size, full in zip(shape, whole, strict=True))

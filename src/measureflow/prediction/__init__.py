@@ -1,0 +1,1 @@
+"""What a measure predicts: mixtures, quantiles, scores, calibration, plots."""

@@ -1,0 +1,185 @@
+"""Pictures. The only module that knows matplotlib."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpyro.distributions import Distribution
+
+from measureflow.core.validation import require_count
+from measureflow.prediction import metrics
+from measureflow.spaces.measures import Gaussian
+from measureflow.study.demo import GRID, Result
+from measureflow.study.paper.claims import COLOURS
+from measureflow.theory import quartic_loss
+from measureflow.theory.laws import AtomicLaw
+
+WIDTH = 0.15  # of a histogram's bars
+
+
+def save_figure(draw: Callable[[Figure], None], size: tuple[float, float], folder: Path) -> None:
+    """`figure.png` and `figure.svg` of what `draw` draws."""
+    figure = Figure(figsize=size, layout="constrained", dpi=150)
+    draw(figure)
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / "figure.png")
+    figure.savefig(folder / "figure.svg")
+
+
+def demo_figure(results: Sequence[Result], path: Path) -> None:
+    """Histograms of the particles over the exact targets, in the manner of the paper's Figure 2."""
+    figure = Figure(figsize=(3.1 * len(results), 3.2), layout="constrained", dpi=150)
+    for axis, result in zip(figure.subplots(1, len(results)), results, strict=True):
+        _demo_panel(axis, result)
+    figure.savefig(path)
+
+
+def _demo_panel(axis: Axes, result: Result) -> None:
+    colour = COLOURS[result.method]
+    bins = np.arange(-3.575, 2.6, WIDTH).tolist()
+    if isinstance(result.measure, Gaussian):
+        density = np.exp([float(result.measure.log_density(jnp.full(1, theta))) for theta in GRID])
+        axis.fill_between(GRID, density, color=colour, alpha=0.45, label="$Q$, the best Gaussian found")
+    else:
+        axis.hist(result.particles, bins, density=True, color=colour, alpha=0.45, label="particles")
+    if isinstance(result.law, AtomicLaw):
+        # An atom as tall as the histogram bar that would hold its mass.
+        heights = np.diff(result.law.cumulative, prepend=0.0) / WIDTH
+        label = "exact limit (Theorem 1)" if result.method == "DE" else "exact $Q^*$"
+        axis.vlines(result.law.atoms, 0, heights, "k", linestyles="--", linewidth=1.3, label=label)
+    if result.density is not None:
+        axis.plot(GRID, result.density, "k--", linewidth=1.3, label="exact $q^*$")
+    axis.set_ylim(0, 1.35 * axis.get_ylim()[1])
+    low, high = axis.get_ylim()
+    loss = np.asarray(jax.vmap(quartic_loss)(jnp.asarray(GRID)))
+    axis.plot(GRID, low + (loss + 5) / 13 * (high - low), color="0.75", linewidth=1, zorder=0, label="loss ℓ")
+    axis.set(xlim=(-3.5, 2.5), ylim=(low, high), yticks=[], xlabel="θ")
+    axis.set_title(result.method, color=colour, fontweight="bold")
+    axis.legend(loc="upper right", fontsize=7, frameon=True, framealpha=0.8, edgecolor="none")
+    axis.spines[["top", "right", "left"]].set_visible(False)
+
+
+def reliability_plot(
+    axis: Axes,
+    predictions: Any,
+    targets: Any,
+    *,
+    label: str | None = None,
+    colour: str = COLOURS["DLE"],
+    bins: int = 15,
+) -> None:
+    """What was predicted against what was observed: the diagonal is calibration.
+
+    Of a continuous distribution: the share of targets below each predicted quantile. Overconfident
+    predictions start above the diagonal and end below it. Of an array of class probabilities, with labels as
+    targets: the share of right answers against confidence, the probability of the most probable class, in
+    `bins` bins of equal width; overconfident predictions lie below the diagonal. Grey columns count the rows.
+
+    The grey band is where 95% of calibrated predictions would be, at each level or bin by itself, if targets
+    are independent. A second call on the same axis adds predictions, to compare; band and counts stay
+    those of the first.
+    """
+    first = not axis.has_data()
+    if isinstance(predictions, Distribution):
+        _quantile_reliability(axis, predictions, targets, label, colour, first)
+    else:
+        _confidence_reliability(axis, predictions, targets, label, colour, first, bins)
+    if first:
+        axis.plot([0, 1], [0, 1], color="0.35", linewidth=0.9, linestyle="--", zorder=1.5)
+        axis.set(xlim=(0, 1), ylim=(0, 1), xticks=np.linspace(0, 1, 6), yticks=np.linspace(0, 1, 6))
+        axis.set_aspect("equal")
+    _finish(axis)
+
+
+def _finish(axis: Axes) -> None:
+    axis.legend(loc="upper left", fontsize=7, frameon=True, framealpha=0.8, edgecolor="none")
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _error_label(label: str | None, error: float) -> str:
+    return f"calibration error {error:.3f}" if label is None else f"{label}: calibration error {error:.3f}"
+
+
+def _quantile_reliability(
+    axis: Axes, distribution: Distribution, targets: Any, label: str | None, colour: str, first: bool
+) -> None:
+    transform = np.sort(metrics.probability_integral_transform(distribution, targets), axis=None)
+    number, levels = len(transform), np.linspace(0, 1, 201)
+    if first:
+        low, high = scipy.stats.binom.interval(0.95, number, levels)
+        what = f"95% band of chance, {number:,} targets"
+        axis.fill_between(levels, low / number, high / number, color="0.85", linewidth=0, label=what)
+        axis.set(xlabel="level of the predicted quantile", ylabel="share of targets below it")
+    observed = np.searchsorted(transform, levels, side="right") / number
+    name = _error_label(label, metrics.quantile_calibration_error(distribution, targets))
+    axis.plot(levels, observed, color=colour, linewidth=1.6, label=name)
+
+
+def _confidence_reliability(
+    axis: Axes, probabilities: Any, labels: Any, label: str | None, colour: str, first: bool, bins: int
+) -> None:
+    table = metrics.confidence_bins(probabilities, labels, bins)
+    filled = table.counts > 0
+    counts, confidence = table.counts[filled], table.confidence[filled]
+    if first:
+        # Columns stay in the lowest fifth, below what is to be read.
+        width, heights = 1 / bins, 0.2 * table.counts / table.counts.max()
+        axis.bar(table.edges[:-1], heights, width, align="edge", color="0.9", edgecolor="white", zorder=0.5)
+        for left, height, count in zip(table.edges[:-1][filled], heights[filled], counts, strict=True):
+            where = (left + width / 2, height + 0.008)
+            axis.text(
+                *where, _short(int(count)), ha="center", va="bottom", fontsize=5.5, color="0.4", zorder=1.2
+            )
+        # Rounding may put the mean of float32 confidences above 1.
+        low, high = scipy.stats.binom.interval(0.95, counts, np.minimum(confidence, 1))
+        what = f"95% band of chance, {counts.sum():,} rows"
+        band = {"colors": "0.8", "linewidth": 6, "zorder": 1, "label": what}
+        axis.vlines(confidence, low / counts, high / counts, **band)
+        axis.set(xlabel="confidence", ylabel="share of right answers")
+    name = _error_label(label, metrics.expected_calibration_error(probabilities, labels, bins))
+    style = {"color": colour, "linewidth": 1, "markersize": 4, "clip_on": False, "label": name}
+    axis.plot(confidence, table.accuracy[filled], "o-", **style)
+
+
+def _short(count: int) -> str:
+    if count < 1000:
+        return f"{count}"
+    return f"{count / 1000:.1f}k" if count < 10_000 else f"{count // 1000}k"
+
+
+def interval_plot(axis: Axes, mean: Any, low: Any, high: Any, targets: Any, *, most: int = 150) -> None:
+    """Predicted intervals in the order of their means, the targets, and which of these lie outside.
+
+    At most `most` rows are drawn, evenly from all; coverage and width in the legend are those of all.
+    """
+    most = require_count("most", most, 1, "it counts the intervals to draw; 150 can be told apart.")
+    share, width = metrics.coverage(low, high, targets), metrics.width(low, high)
+    mean, low, high, targets = (np.asarray(array, np.float64) for array in (mean, low, high, targets))
+    if mean.ndim != 1 or mean.shape != targets.shape:
+        raise ValueError(
+            f"mean has shape {mean.shape}, but targets {targets.shape}; pass vectors, one target at a time."
+        )
+    if not np.all(np.isfinite(mean)):
+        raise ValueError(f"mean must be finite, got {mean}; check the predictions for NaN.")
+    order = np.argsort(mean, kind="stable")
+    drawn = order[np.unique(np.linspace(0, len(order) - 1, min(most, len(order))).round().astype(int))]
+    mean, low, high, targets = mean[drawn], low[drawn], high[drawn], targets[drawn]
+    place, inside = np.arange(len(drawn)), (low <= targets) & (targets <= high)
+    thickness = np.clip(250 / len(drawn), 0.8, 5)
+    colour, missed = COLOURS["DLE"], COLOURS["FD-GVI"]
+    bars = {"colors": colour, "linewidth": thickness, "alpha": 0.3}
+    axis.vlines(place, low, high, **bars, label=f"interval, mean width {width:.3g}")
+    axis.plot(place, mean, color=colour, linewidth=1.2, label="predictive mean")
+    dots = {"linestyle": "none", "marker": "o", "markersize": 2.5, "color": "0.2"}
+    axis.plot(place[inside], targets[inside], **dots, label=f"target inside: {share:.1%} of all")
+    crosses = {"linestyle": "none", "marker": "x", "markersize": 5, "markeredgewidth": 1.3, "color": missed}
+    axis.plot(place[~inside], targets[~inside], **crosses, label=f"target outside: {1 - share:.1%} of all")
+    rows = f"{len(order):,} rows" if len(drawn) == len(order) else f"{len(drawn):,} of {len(order):,} rows"
+    axis.set(xlabel=f"{rows}, by predictive mean", ylabel="target", xlim=(-1, len(drawn)), xticks=[])
+    _finish(axis)

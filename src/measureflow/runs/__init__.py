@@ -1,0 +1,1 @@
+"""The one driver: the loop, what it records and keeps, batches, devices, signals, checkpoints."""

@@ -1,0 +1,442 @@
+"""Where batches come from: arrays on the device, an iterator, or arrays on a disk.
+
+What is not on the device is made on the host a stack of batches at a time, the next one while the device
+computes.
+"""
+
+import abc
+import copy
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, Future
+from typing import Any, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, Key, PyTree
+
+from measureflow.core.validation import require_leading_axis
+from measureflow.runs.background import Background, result
+from measureflow.runs.batches import (
+    STREAMED,
+    AbstractBatches,
+    Stacked,
+    data_key,
+    is_on_disk,
+    on_device,
+    require_batch_size,
+    shuffled_rows,
+)
+
+# A stack of batches has no more than this, unless one batch has.
+_STACK_BYTES = 2**28
+# Of data on a disk, larger than this, a checkpoint compares so many rows.
+_HASHED_BYTES = 2**26
+_HASHED_ROWS = 1024
+# How many seconds someone who pressed Ctrl-C twice waits for an iterator.
+_PATIENCE = 1.0
+
+
+class AbstractSource(abc.ABC):
+    """Where the batches of a run come from. Its steps are asked for in order."""
+
+    #: How many steps one compiled call may take.
+    most: int
+
+    @abc.abstractmethod
+    def made_of(self) -> Any:
+        """What tells these batches from others."""
+
+    @abc.abstractmethod
+    def position(self, step: int) -> Any:
+        """Where the source is before the batch of `step`, in JSON; None if a count of steps says it all."""
+
+    @abc.abstractmethod
+    def skip(self, step: int, count: int, position: Any) -> None:
+        """Go to `step`, where `position` was taken, `count` batches from the beginning."""
+
+    @abc.abstractmethod
+    def prefetch(self, step: int, count: int) -> int:
+        """How many of the `count` steps from `step` on have a batch, of those that can be taken together.
+        A step that was asked for before may be asked for again while its call has not ended."""
+
+    @abc.abstractmethod
+    def ahead(self, size: Callable[[int], int]) -> None:
+        """Begin to make what comes after the batches that were taken, but return at once. The call from some
+        step on will take `size(step)` steps, so far as one knows: never more than the run still needs."""
+
+    @abc.abstractmethod
+    def take(self, step: int, count: int) -> AbstractBatches:
+        """The batches of `count` steps from `step` on; of none, to look at one."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """The run has ended, well or not."""
+
+
+class Arrays(AbstractSource):
+    """Data that lies on the device: the same batches for every call."""
+
+    most = 4096
+
+    def __init__(self, data: PyTree, batch_size: int | None):
+        self.batches = on_device(data, batch_size)
+
+    def made_of(self) -> Any:
+        return self.batches
+
+    def position(self, step: int) -> None:
+        return
+
+    def skip(self, step: int, count: int, position: Any) -> None:
+        pass
+
+    def prefetch(self, step: int, count: int) -> int:
+        return count
+
+    def ahead(self, size: Callable[[int], int]) -> None:
+        pass
+
+    def take(self, step: int, count: int) -> AbstractBatches:
+        return self.batches
+
+    def close(self) -> None:
+        pass
+
+
+#: The leaves of a batch, and where the source was after it.
+_Batch: TypeAlias = tuple[list[np.ndarray], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stack:
+    """The batches of `count` steps from `first` on, and where the source was before and after each."""
+
+    batches: Stacked
+    first: int
+    count: int
+    positions: list[Any]
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+
+class _AbstractStream(AbstractSource):
+    """Batches that are made on the host, a stack at a time. While the device works on one stack, a thread
+    makes the next and sends it to the device. The two threads never touch the data at the same time."""
+
+    def __init__(self, batch: PyTree, share: float):
+        leaves, self.structure = jax.tree.flatten(batch)
+        self.shapes = [leaf.shape for leaf in leaves]
+        self.dtypes = [leaf.dtype.newbyteorder("=") for leaf in leaves]
+        size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._kinds())
+        self.most = min(STREAMED, max(1, _STACK_BYTES // max(size, 1)))
+        self.share = share
+        self.stack: _Stack | None = None
+        self.next: Future | None = None
+        self.background: Background | None = None
+        self.closed = False
+
+    @abc.abstractmethod
+    def _making(self, first: int, count: int) -> Callable[[], _Stack]:
+        """What makes the stack of `count` steps from `first` on, or of fewer where the data end."""
+
+    @abc.abstractmethod
+    def _look(self, step: int) -> _Stack:
+        """A batch to look at, of no steps: it is not used up."""
+
+    def prefetch(self, step: int, count: int) -> int:
+        if self._left(step) == 0:
+            if self.next is None:
+                stack = self._making(step, min(count, self.most))()
+            else:
+                made, self.next = self.next, None
+                stack = result(made)
+            self.stack = stack if stack.count else self.stack
+        return min(count, self._left(step))
+
+    def ahead(self, size: Callable[[int], int]) -> None:
+        if self.stack is None or self.next is not None:
+            return
+        first = self.stack.end
+        count = min(self.most, size(first))
+        if count > 0:
+            self.background = self.background or Background()
+            self.next = self.background.submit(self._making(first, count))
+
+    def take(self, step: int, count: int) -> AbstractBatches:
+        if self.stack is None:
+            self.stack = self._look(step)
+        return self.stack.batches
+
+    def close(self) -> None:
+        """The thread ends with the batch that it is at. Who pressed Ctrl-C twice does not wait for that."""
+        self.closed = True
+        if self.background is None:
+            return
+        stopped = sys.exception()
+        try:
+            self.background.end(_PATIENCE if type(stopped) is KeyboardInterrupt else math.inf)
+        except KeyboardInterrupt:
+            # The second one, perhaps: what the first one raised holds the run so far.
+            if not isinstance(stopped, KeyboardInterrupt):
+                raise
+
+    def _left(self, step: int) -> int:
+        return 0 if self.stack is None else self.stack.end - step
+
+    def _kinds(self) -> list[tuple[tuple[int, ...], np.dtype]]:
+        return list(zip(self.shapes, self.dtypes, strict=True))
+
+    def _stacked(self, first: int, before: Any, batches: Iterable[_Batch]) -> _Stack:
+        """Batches, stacked and sent to the device."""
+        columns = [np.zeros((self.most, *shape), dtype) for shape, dtype in self._kinds()]
+        positions = [before]
+        for count, (batch, after) in enumerate(batches):
+            if self.closed:
+                raise CancelledError
+            for column, leaf in zip(columns, batch, strict=True):
+                column[count] = leaf
+            positions.append(after)
+        count = len(positions) - 1
+        for column in columns if count else []:
+            # The record after the last step looks at its batch again.
+            column[count : count + 1] = column[count - 1]
+        stack = jax.tree.unflatten(self.structure, map(jnp.asarray, columns))
+        return _Stack(Stacked(stack, jnp.asarray(first, jnp.int32), self.share), first, count, positions)
+
+
+class Stream(_AbstractStream):
+    """Batches of an iterator; a loader, which can be iterated over again, starts over at its end.
+
+    Except for the first batches, it is asked in another thread while the device computes, but never for more
+    than the run needs: one that finishes after k steps has used k batches. One that does not, for an error or
+    Ctrl-C, may have asked for up to two stacks more. What the iterator raises is raised by the run, once the
+    steps of the batches before are taken.
+    """
+
+    def __init__(self, data: Iterable):
+        self.data = data
+        self.iterator: Any = iter(data)
+        # Where the iterator stood after the last batch that went into a stack.
+        self.at = self._position()
+        self.error: Exception | None = None
+        try:
+            batch = jax.tree.map(_on_host, self._asked())
+        except StopIteration:
+            raise ValueError(
+                f"data is an iterator that yields no batch, got {data!r}; pass one that does."
+            ) from None
+        # What was asked for and has not gone into a stack: at most one, to look at.
+        self.waiting = [(jax.tree.leaves(batch), self._position())]
+        super().__init__(batch, 0.0)
+
+    def made_of(self) -> Any:
+        """Its type: what an iterator will yield cannot be compared."""
+        return self.data
+
+    def position(self, step: int) -> Any:
+        """Where the iterator stood before the batch of `step`; None if it cannot say so in JSON."""
+        state = self.at if self.stack is None else self.stack.positions[step - self.stack.first]
+        state = {"bytes": state.hex()} if isinstance(state, bytes) else state
+        try:
+            return state if json.loads(json.dumps(state)) == state else None
+        except (TypeError, ValueError):
+            return None
+
+    def skip(self, step: int, count: int, position: Any) -> None:
+        """At once if the iterator can, else batch by batch."""
+        if position is not None and hasattr(self.iterator, "set_state"):
+            is_bytes = isinstance(position, dict) and set(position) == {"bytes"}
+            self.iterator.set_state(bytes.fromhex(position["bytes"]) if is_bytes else position)
+            self.waiting, self.at = [], self._position()
+            return
+        last = None
+        for done in range(count):
+            try:
+                last = self._next()
+            except StopIteration:
+                raise ValueError(
+                    f"data is an iterator that ended after {done} batches, but the run to be resumed used "
+                    f"{count} of them; pass it from its beginning."
+                ) from None
+        if last is not None:
+            self.at = last[1]
+            self.stack = self._stacked(step - 1, None, [last])
+
+    def _making(self, first: int, count: int) -> Callable[[], _Stack]:
+        def make() -> _Stack:
+            stack = self._stacked(first, self.at, self._up_to(count))
+            self.at = stack.positions[-1]
+            return stack
+
+        return make
+
+    def _look(self, step: int) -> _Stack:
+        self.waiting = self.waiting or [self._next()]
+        return dataclasses.replace(self._stacked(step, self.at, self.waiting), count=0)
+
+    def _up_to(self, count: int) -> Iterator[_Batch]:
+        """The next batches: `count`, or those before the end, or those before an error, which is then due."""
+        for done in range(count):
+            try:
+                batch = self._next()
+            except StopIteration:
+                return
+            except Exception as error:
+                self.error = error
+                if done == 0:
+                    raise
+                return
+            yield batch
+
+    def _next(self) -> _Batch:
+        if self.waiting:
+            return self.waiting.pop()
+        if self.error is not None:
+            raise self.error
+        return self._checked(self._asked()), self._position()
+
+    def _asked(self) -> PyTree:
+        try:
+            return next(self.iterator)
+        except StopIteration:
+            if isinstance(self.data, Iterator):
+                raise
+            self.iterator = iter(self.data)
+            return next(self.iterator)
+
+    def _position(self) -> Any:
+        # A copy: an iterator may hand out the very state that it goes on with.
+        return copy.deepcopy(self.iterator.get_state()) if hasattr(self.iterator, "get_state") else None
+
+    def _checked(self, batch: PyTree) -> list[np.ndarray]:
+        """The leaves of a batch that is like the first one, so that there is one program."""
+        leaves, structure = jax.tree.flatten(batch)
+        if structure != self.structure:
+            raise ValueError(
+                f"data yields batches of different structures, got {self.structure} and {structure}; yield "
+                "the same pytree every time."
+            )
+        leaves = [_on_host(leaf) for leaf in leaves]
+        shapes, dtypes = [leaf.shape for leaf in leaves], [leaf.dtype for leaf in leaves]
+        if shapes != self.shapes:
+            raise ValueError(
+                f"data yields batches of different shapes, got {self.shapes} and {shapes}; drop the short "
+                "one (drop_last=True in a loader), so that there is one program."
+            )
+        if dtypes != self.dtypes and not all(map(_fits, dtypes, self.dtypes)):
+            first, then = ", ".join(map(str, self.dtypes)), ", ".join(map(str, dtypes))
+            raise ValueError(
+                f"data yields batches of different dtypes, got {first} and then {then}; yield the same every "
+                "time."
+            )
+        return leaves
+
+
+def _fits(dtype: np.dtype, first: np.dtype) -> bool:
+    return np.can_cast(dtype, first, "same_kind")
+
+
+def _on_host(leaf: Any) -> np.ndarray:
+    """An array of any library in NumPy; the tensors of PyTorch and TensorFlow have a method for it."""
+    values = np.asarray(leaf.numpy() if hasattr(leaf, "numpy") else leaf)
+    if values.dtype.kind in "OSUMm":
+        raise TypeError(
+            f"data must hold numbers, got {leaf!r} of type {type(leaf).__name__}; leave it out, or encode it."
+        )
+    return values
+
+
+class OnDisk(_AbstractStream):
+    """Rows of arrays on a disk: the batches of `Shuffled`, to the bit, gathered on the host.
+
+    Of the data, only a few stacks of batches are ever in memory. A checkpoint compares such arrays by shape,
+    dtype and a hash: of all rows up to 64 MB, and of 1024 rows spread evenly over larger ones,
+    so that terabytes are not read; a change of other rows is not seen.
+    """
+
+    def __init__(self, data: PyTree, batch_size: int, key: Key[Array, ""]):
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), np.uint8), data)
+        require_leading_axis("data", shapes, "case")
+        self.cases = jax.tree.leaves(shapes)[0].shape[0]
+        self.batch_size = require_batch_size(batch_size, self.cases)
+        if self.cases > np.iinfo(np.int32).max:
+            raise ValueError(
+                f"data has {self.cases} cases, but steps count them in 32 bits; pass an iterator of batches."
+            )
+        self.data = jax.tree.map(lambda leaf: leaf if is_on_disk(leaf) else _on_host(leaf), data)
+        self.key = data_key(key)
+        batch = jax.tree.map(
+            lambda leaf: np.broadcast_to(_on_host(leaf[:1]), (self.batch_size, *leaf.shape[1:])), self.data
+        )
+        super().__init__(batch, self.batch_size / self.cases)
+
+    def made_of(self) -> Any:
+        return {"rows": jax.tree.map(_digest, self.data), "batch_size": self.batch_size}
+
+    def position(self, step: int) -> None:
+        return
+
+    def skip(self, step: int, count: int, position: Any) -> None:
+        pass
+
+    def take(self, step: int, count: int) -> AbstractBatches:
+        # Batches here are a function of the step, for the record after the last one, too.
+        if self._left(step) == 0:
+            self.stack = self._look(step)
+        return super().take(step, count)
+
+    def _look(self, step: int) -> _Stack:
+        return dataclasses.replace(self._making(step, 1)(), count=0)
+
+    def _making(self, first: int, count: int) -> Callable[[], _Stack]:
+        # Asked for now, since a device takes one thing after the other: later, it is at work.
+        rows = _rows(jnp.asarray(first, jnp.int32), self.key, self.cases, self.batch_size, self.most)
+        return lambda: self._stacked(first, None, map(self._gathered, np.asarray(rows)[:count]))
+
+    def _gathered(self, rows: np.ndarray) -> _Batch:
+        """In the order of the disk, which is faster, and the only one that h5py allows."""
+        order = np.argsort(rows)
+        places = np.argsort(order)
+        return [_on_host(leaf[rows[order]])[places] for leaf in jax.tree.leaves(self.data)], None
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _rows(
+    first: Int[Array, ""], key: Key[Array, ""], cases: int, batch_size: int, count: int
+) -> Int[Array, "{count} {batch_size}"]:
+    """Which cases are the batches of `count` steps from `first` on."""
+    steps = first + jnp.arange(count, dtype=first.dtype)
+    return jax.vmap(lambda step: shuffled_rows(step, key, cases, batch_size))(steps)
+
+
+def _digest(leaf: Any) -> str:
+    """Shape, dtype, and a hash of some rows, in words."""
+    cases, row = leaf.shape[0], _on_host(leaf[:1])
+    most = cases if cases * row.nbytes <= _HASHED_BYTES else min(_HASHED_ROWS, _HASHED_BYTES // row.nbytes)
+    rows = np.unique(np.linspace(0, cases - 1, max(most, 1)).astype(int))
+    values = hashlib.sha256(_on_host(leaf[rows]).tobytes()).hexdigest()[:16]
+    return f"{row.dtype}{list(leaf.shape)} sha256 of {len(rows)} rows {values}"
+
+
+def batch_source(data: Any, batch_size: int | None, key: Key[Array, ""]) -> AbstractSource:
+    """Where batches come from, for `data` and `batch_size` as a user gives them, and the key of the run."""
+    arrays = hasattr(data, "shape") or isinstance(data, dict | list | tuple | eqx.Module)
+    if isinstance(data, Iterable) and not arrays:
+        if batch_size is not None:
+            raise ValueError(
+                f"batch_size={batch_size} was given with an iterator of batches; let the iterator batch."
+            )
+        return Stream(data)
+    if batch_size is not None and any(map(is_on_disk, jax.tree.leaves(data))):
+        return OnDisk(data, batch_size, key)
+    return Arrays(data, batch_size)

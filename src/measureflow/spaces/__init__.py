@@ -1,0 +1,1 @@
+"""Measures, kernels, embeddings: P, Q, κ, μ_P."""

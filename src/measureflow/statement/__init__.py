@@ -1,0 +1,1 @@
+"""What is minimised: functionals of Q, their normal form, the problem, and what is known of it."""

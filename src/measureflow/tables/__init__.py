@@ -1,0 +1,1 @@
+"""From tables to ensembles: the recipe, and scikit-learn's estimators."""

@@ -1,0 +1,443 @@
+"""What a table chooses for itself, and that tables trained side by side reach what theory says of each."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+import scipy.special
+import scipy.stats
+from helpers import assert_close, assert_within, key, monte_carlo
+from quick import quickly_compiled  # noqa: F401
+
+from measureflow.flows.schedules import CosineDecay
+from measureflow.networks.likelihoods import Heteroscedastic
+from measureflow.networks.network import Network
+from measureflow.tables import recipe
+from measureflow.tables.recipe import (
+    CANDIDATES,
+    FEWEST_TO_CHOOSE,
+    FOLDS,
+    MANY,
+    MOST_HELD_OUT,
+    SPREADS,
+    Candidate,
+    Program,
+    Recipe,
+    Table,
+    Trainer,
+    batch_size_for,
+    choose,
+    folds,
+    statement,
+    steps_for,
+)
+
+# NumPyro and Optax promote integers and ranks.
+pytestmark = pytest.mark.standard_promotion
+
+THREE = (Candidate(1.0), Candidate(0.3), Candidate(0.03))
+
+
+# What is chosen
+
+
+def held_out(means, rows=400, noise=1.0, seed=0):
+    """Log densities (candidate, 1, row) with these means exactly, and independent noise."""
+    values = noise * np.random.default_rng(seed).normal(size=(len(means), 1, rows))
+    return values - values.mean(axis=-1, keepdims=True) + np.asarray(means)[:, None, None]
+
+
+def test_the_best_is_chosen_where_held_out_rows_tell():
+    # The paired difference of two independent noises has a standard error of √2/√400 = 0.07.
+    for best in range(3):
+        means = np.zeros(3)
+        means[best] = 0.5
+        choice = choose(held_out(means), np.ones(400), THREE)
+        assert choice.candidate == THREE[best]
+        assert choice.spread == 1.0
+        assert_close([choice.scores[candidate] for candidate in THREE], means, 1e-6)
+
+
+@pytest.mark.parametrize(("gap", "chosen"), [(0.9, 0), (1.1, 2)])
+def test_one_standard_error_is_the_limit(gap, chosen):
+    densities = held_out([0.0, -1.0, 0.0])
+    lost = densities[2, 0] - densities[0, 0]
+    densities[2] += gap * np.sqrt(np.var(lost) / 400)
+    assert choose(densities, np.ones(400), THREE).candidate == THREE[chosen]
+
+
+def test_differences_are_paired():
+    """Noise that all candidates share says nothing about which is better."""
+    shared = 10 * np.random.default_rng(1).normal(size=400)
+    densities = held_out([0.0, 0.2, 0.0], noise=0.1) + shared
+    assert choose(densities, np.ones(400), THREE).candidate == THREE[1]
+
+
+def test_candidates_between_the_first_and_the_best_count():
+    densities = held_out([-1.0, 0.0, 0.01], noise=1.0)
+    assert choose(densities, np.ones(400), THREE).candidate == THREE[1]
+
+
+@pytest.mark.parametrize("lost", [np.nan, -np.inf, np.inf])
+def test_a_candidate_that_diverged_is_never_chosen(lost):
+    densities = held_out([0.0, 0.0, -5.0])
+    densities[0, 0, 7] = densities[1] = lost
+    choice = choose(densities, np.ones(400), THREE)
+    assert choice.candidate == THREE[2]
+    assert choice.scores[THREE[0]] == choice.scores[THREE[1]] == -np.inf
+
+
+def test_weights_of_held_out_rows_count():
+    """The second is better on most rows, the first on those that weigh."""
+    better = np.where(np.arange(400) < 100, 1.0, -1.0)
+    densities = np.stack([better, -better])[:, None] + 0.01 * held_out([0.0, 0.0])
+    pair = THREE[:2]
+    assert choose(densities, np.ones(400), pair).candidate == pair[1]
+    weights = np.where(np.arange(400) < 100, 9.0, 1.0)
+    choice = choose(densities, weights, pair)
+    assert choice.candidate == pair[0]
+    assert_close(choice.scores[pair[0]], np.average(densities[0, 0], weights=weights), 1e-6)
+
+
+def widened(noise, rows, rng):
+    """log N(y; 0, f²) of y ~ N(0, noise²), for every factor f: (1, f, row)."""
+    return scipy.stats.norm.logpdf(noise * rng.normal(size=rows), scale=SPREADS[:, None])[None]
+
+
+@pytest.mark.parametrize(("least", "most"), [(0.4, 1.0), (1.0, 2.5)])
+def test_the_spread_is_that_of_the_data(least, most):
+    """With δ = log(f/noise), n rows lose about δ² each, give or take √2|δ|: f within one standard error of
+    the best goes down to δ = −√(2/n), around an estimate whose standard error is 1/√(2n)."""
+    rows, rng, step = 1_000, np.random.default_rng(0), np.log(SPREADS[1] / SPREADS[0])
+    found = []
+    for noise in np.exp(rng.uniform(np.log(least), np.log(most), size=200)):
+        choice = choose(widened(noise, rows, rng), np.ones(rows), THREE[:1])
+        found.append(np.log(choice.spread / noise))
+    mean, error = monte_carlo(found)
+    # The factors are a grid, of which the first above that limit is taken. 1/n for what was neglected.
+    assert_within(-np.sqrt(2 / rows) + step / 2, mean, error + 1 / rows)
+    assert np.std(found) < 1.3 * np.hypot(1 / np.sqrt(2 * rows), step / np.sqrt(12))
+
+
+def test_spreads_are_those_of_the_candidate_that_is_chosen():
+    rng = np.random.default_rng(0)
+    wide, narrow = widened(2.0, 500, rng), widened(0.5, 500, rng)
+    for pair, chosen in (([wide, narrow], 1), ([narrow, wide], 0)):
+        choice = choose(np.concatenate(pair), np.ones(500), THREE[:2])
+        assert choice.candidate == THREE[chosen]
+        assert abs(np.log(choice.spread / 0.5)) < 0.25
+
+
+def test_one_is_among_the_spreads():
+    assert SPREADS[len(SPREADS) // 2] == 1.0
+    assert_close(SPREADS * SPREADS[::-1], np.ones(len(SPREADS)), 1e-12)
+
+
+@pytest.mark.parametrize("rows", [FEWEST_TO_CHOOSE, 100, MANY - 1, MANY, 200_000])
+def test_folds(rows):
+    parts = folds(rows, np.random.default_rng(0))
+    size = rows // FOLDS if rows < MANY else min(rows // 10, MOST_HELD_OUT)
+    assert len(parts) == (FOLDS if rows < MANY else 1)
+    for train, out in parts:
+        assert len(out) == size
+        assert_close(np.sort(np.concatenate([train, out])), np.arange(rows), 0)
+    everything = np.concatenate([out for _, out in parts])
+    assert len(np.unique(everything)) == len(everything), "disjoint"
+    if rows < MANY:
+        assert rows - len(everything) < FOLDS, "they cover all rows, but for a remainder"
+    again = folds(rows, np.random.default_rng(1))
+    assert np.any(again[0][1] != parts[0][1]), "at random"
+
+
+def test_steps_for():
+    # 40 a row, in whole blocks at least.
+    assert steps_for(1, 100, classes=False) == steps_for(100, 100, classes=False) == 4_000
+    assert steps_for(200, 100, classes=False) == 8_000
+    assert steps_for(1, 100, classes=True) == 800
+    assert steps_for(250, 100, classes=False) == steps_for(500, 100, classes=False) == 10_000
+    assert steps_for(1_000, 100, classes=False) == 20_000
+    assert steps_for(100_000, 100, classes=False) == 60_000
+    assert steps_for(100_000, 40_000, classes=False) == 30_000
+    assert steps_for(40, 100, classes=True) == 1_600
+    assert steps_for(400, 100, classes=True) == 2_000
+    assert steps_for(1_400, 100, classes=True) == 2_800
+    assert steps_for(10**6, 100, classes=True) == 60_000
+    assert steps_for(10**6, 10**9, classes=True) == 500
+
+
+def test_batch_sizes():
+    assert [batch_size_for(rows) for rows in (1, 1_999, 2_000, 10**6)] == [50, 50, 100, 100]
+
+
+def test_candidates_go_by_method_and_rows():
+    for method, langevin in (("DRLE", True), ("DLE", True), ("FD-GVI", True), ("DE", False), ("DRE", False)):
+        assert Recipe(method).candidates(FEWEST_TO_CHOOSE) == CANDIDATES[langevin]
+        assert Recipe(method).candidates(FEWEST_TO_CHOOSE - 1) == (Candidate(1.0),)
+        assert Recipe(method, prior_weight=0.2).candidates(10**6) == (Candidate(0.2),)
+
+
+# The step size
+
+
+def test_cosine_decay():
+    schedule = CosineDecay(jnp.asarray(0.2), jnp.asarray(400.0))
+    steps = jnp.arange(601)
+    expected = np.where(
+        steps <= 400, 0.1 * (1 + np.cos(np.pi * np.minimum(np.asarray(steps, np.float64), 400) / 400)), 0.0
+    )
+    assert_close(jax.vmap(schedule)(steps), expected, 1e-6)
+    assert float(schedule(jnp.asarray(0))) == np.float32(0.2)
+    assert float(schedule(jnp.asarray(400))) == float(schedule(jnp.asarray(10**6))) == 0.0
+
+
+def test_cosine_decays_of_different_lengths_side_by_side():
+    peaks, lengths = jnp.asarray([0.1, 1.0]), jnp.asarray([10.0, 1_000.0])
+    values = jax.vmap(lambda *numbers: CosineDecay(*numbers)(jnp.asarray(10)))(peaks, lengths)
+    assert_close(values, [0.0, 0.5 * (1 + np.cos(np.pi / 100))], 1e-6)
+
+
+# Tables
+
+
+def a_table(rows, columns=2, seed=0, weights=None):
+    rng = np.random.default_rng(seed)
+    inputs = rng.normal(size=(rows, columns)).astype(np.float32)
+    targets = (inputs @ np.arange(1, columns + 1) + rng.normal(size=rows)).astype(np.float32)
+    weights = np.ones(rows) if weights is None else np.asarray(weights, np.float64)
+    return Table.of(inputs, targets, weights)
+
+
+def test_weights_have_mean_one_and_stand_for_cases():
+    table = a_table(4, weights=[1, 2, 3, 6])
+    assert_close(table.weights, np.array([1, 2, 3, 6]) / 3, 1e-12)
+    assert table.cases == 12
+
+
+def test_some_rows_stand_for_their_own_cases():
+    part = a_table(4, weights=[1, 2, 3, 6]).rows(np.array([3, 1]))
+    assert_close(part.weights, [1.5, 0.5], 1e-12)
+    assert part.cases == pytest.approx(8)
+    assert np.all(part.inputs == a_table(4).inputs[[3, 1]])
+    assert np.all(part.targets == a_table(4).targets[[3, 1]])
+    assert part.rows(np.array([0])).cases == pytest.approx(6)
+
+
+def test_padding_leaves_weighted_means_as_they_were():
+    rng = np.random.default_rng(0)
+    tables = [a_table(rows, seed=rows, weights=rng.integers(1, 5, rows)) for rows in (7, 4, 1)]
+    inputs, targets, weights = recipe._stacked(tables)
+    assert inputs.shape == (3, 7, 2)
+    assert targets.shape == weights.shape == (3, 7)
+    for i, table in enumerate(tables):
+        values = np.sin(3 * np.asarray(targets[i], np.float64)) + np.asarray(inputs[i, :, 0], np.float64)
+        own = np.sin(3 * table.targets.astype(np.float64)) + table.inputs[:, 0]
+        assert_close(np.mean(weights[i] * values), np.average(own, weights=table.weights), 1e-6)
+        assert np.all(np.isfinite(np.asarray(inputs[i]))), "also rows that do not count are numbers"
+
+
+# The problems
+
+
+def linear(columns=2):
+    return Network.mlp(columns, (), 1)
+
+
+def test_statement():
+    """V, W and τ of every method; J = 3, and the prior is N(0, 1)."""
+    prior = linear().prior()
+    theta, other = prior.sample(key(0), 2), prior.sample(key(1), 2)
+    theta, other = (jax.tree.map(lambda leaf: leaf[0], draws) for draws in (theta, other))
+    w, mmd = jnp.asarray(0.3), jnp.asarray(0.5)
+    problems = {
+        method: statement(method, lambda theta, batch: jnp.sum(batch), prior, w, mmd)
+        for method in recipe.METHODS
+    }
+    batch = jnp.asarray([2.0, 5.0])
+    for method, problem in problems.items():
+        energy = problem.free_energy(batch)
+        if method in ("DE", "DRE"):
+            assert energy.temperature is None
+        else:
+            assert energy.temperature == w
+        if method in ("DE", "DLE", "FD-GVI"):
+            assert energy.interaction is None
+            assert_close(energy.potential(theta), 7 - 0.3 * prior.log_density(theta), 1e-6)
+        else:
+            leaves = (jax.tree.leaves(theta), jax.tree.leaves(other))
+            gap = np.concatenate([(a - b).ravel() for a, b in zip(*leaves, strict=True)])
+            kernel = np.exp(-np.sum(gap**2) / (2 * 3))
+            assert_close(energy.interaction(theta, other), 2 * (0.5 * 3 * 0.3) * kernel, 1e-5)
+
+
+# Training, where the answer is known
+
+
+def unit_normal(outputs):
+    return dist.Normal(outputs[..., 0], 1.0)
+
+
+def ridge(table, prior_weight):
+    """The minimiser of (1/n)Σ wᵢ½(yᵢ − f(xᵢ))² + (λ/n)‖θ/s‖²/2, n = Σ wᵢ, and s² = 2/2 = 1."""
+    x = np.column_stack([np.ones(len(table.inputs)), table.inputs.astype(np.float64)])
+    w = table.weights * table.cases / len(table.weights)
+    precision = x.T @ (w[:, None] * x) / prior_weight + np.eye(3)
+    return np.linalg.solve(precision, x.T @ (w * table.targets) / prior_weight), precision
+
+
+def coefficients(particles):
+    """(table, particle, 3): bias, weights."""
+    (layer,) = particles
+    return np.concatenate([np.asarray(layer["bias"]), np.asarray(layer["weight"])[..., 0]], axis=-1)
+
+
+def trained(tables, method, key_, **settings):
+    network = linear()
+    settings = {"particles": 3, "steps": 4_000, "prior_weight": 20.0, "batch_size": 10**6} | settings
+    trainer = Trainer(network, unit_normal, network.prior(), Recipe(method, calibrate=False, **settings))
+    return trainer.fit(tables, key_)
+
+
+def test_deep_ensembles_reach_ridge_regression():
+    """Every table its own: its rows, its weights, its n. Shorter ones are padded."""
+    rng = np.random.default_rng(0)
+    tables = [
+        a_table(12, seed=1),
+        a_table(30, seed=2),
+        a_table(20, seed=3, weights=rng.integers(1, 10, 20)),
+    ]
+    found = trained(tables, "DE", key(0))
+    for table, theta in zip(tables, coefficients(found.particles), strict=True):
+        expected, _ = ridge(table, 20.0)
+        assert np.linalg.norm(expected - ridge(table, 1e-9)[0]) > 0.3, "the prior shrinks"
+        for particle in theta:
+            assert_close(particle, expected, 2e-3)
+    assert found.chosen == [Candidate(20.0)] * 3
+    assert found.scores == [{}] * 3
+    assert found.spreads == [1.0] * 3
+    assert found.steps == [4_000] * 3
+
+
+def test_batches_reach_the_same():
+    """Batches of half the rows jitter, and the step size ends at 0: the mean over tables that are equal."""
+    tables = [a_table(40, seed=1, weights=np.arange(1, 41))] * 12
+    found = coefficients(trained(tables, "DE", key(0), batch_size=20).particles)
+    expected, _ = ridge(tables[0], 20.0)
+    mean, error = monte_carlo(found.mean(axis=1))
+    assert np.all(error < 0.05)
+    assert_within(expected, mean, error)
+
+
+def test_parametric_inference_reaches_the_best_gaussian():
+    """The mean-field minimiser of KL has the posterior's mean, and the diagonal of its precision."""
+    table = a_table(30, seed=2, weights=np.arange(1, 31))
+    found = coefficients(trained([table], "FD-GVI", key(0), particles=1_000, prior_weight=100.0).particles)[0]
+    mean, precision = ridge(table, 100.0)
+    deviation = 1 / np.sqrt(np.diag(precision))
+    assert np.all(deviation < 0.5), "narrower than the prior"
+    assert_within(mean, *monte_carlo(found), errors=6)
+    assert_within(np.log(found.std(axis=0) / deviation), 0.0, 1 / np.sqrt(2_000), errors=6)
+
+
+def test_log_densities_are_those_of_the_widened_mixture():
+    network, likelihood = Network.mlp(2, (3,), 2), Heteroscedastic(smallest_scale=1e-3)
+    prior, table = network.prior(), a_table(6)
+    program = Program(
+        network,
+        likelihood,
+        prior,
+        *(jnp.asarray(number, jnp.float32) for number in (0.5, 0.01, 0.9)),
+        method="DE",
+        particles=4,
+        batch_size=None,
+        longest=500,
+        mesh=None,
+    )
+    particles, spreads = prior.sample(key(3), 4), np.array([0.5, 1.0, 2.0])
+    densities = program.log_densities(
+        jnp.asarray(spreads, jnp.float32), particles, jnp.asarray(table.inputs), jnp.asarray(table.targets)
+    )
+    outputs = np.asarray(jax.vmap(network.apply, (0, None))(particles, jnp.asarray(table.inputs)), np.float64)
+    locations, scales = outputs[..., 0], np.log1p(np.exp(outputs[..., 1])) + 1e-3
+    centre = locations.mean(axis=0)
+    for spread, density in zip(spreads, np.asarray(densities), strict=True):
+        of_members = scipy.stats.norm.logpdf(
+            table.targets, centre + spread * (locations - centre), spread * scales
+        )
+        assert_close(density, scipy.special.logsumexp(of_members, axis=0) - np.log(4), 1e-4)
+    (as_it_is,) = program.log_densities(
+        None, particles, jnp.asarray(table.inputs), jnp.asarray(table.targets)
+    )
+    assert_close(as_it_is, densities[1], 1e-5)
+
+
+def test_choosing_on_tables_of_many_and_few_rows():
+    """One table is cut into a single fold, the others into three: to each its own held-out rows."""
+    network = linear()
+    few, many = a_table(MANY - 1, seed=1), a_table(MANY, seed=2)
+    noisy = many._replace(targets=(3 * np.random.default_rng(3).normal(size=MANY)).astype(np.float32))
+    # Half its rows are noisy, and weigh a ninth of the others: 1 and 9 with shares 0.9 and 0.1.
+    half = np.arange(MANY - 1) < MANY // 2
+    mixed = few.inputs @ np.arange(1, 3) + np.where(half, 3, 1) * np.random.default_rng(4).normal(
+        size=MANY - 1
+    )
+    weighted = Table.of(few.inputs, mixed.astype(np.float32), np.where(half, 1.0, 9.0))
+    settings = Recipe("DE", steps=500, calibrate=False, batch_size=50, step_size=0.05)
+    found = Trainer(network, unit_normal, network.prior(), settings).fit([few, noisy, weighted], key(0))
+    for scores, variance in zip(found.scores, (1, 9, 1.8), strict=True):
+        assert len(scores) == len(CANDIDATES[False])
+        # That of the truth, N(f(x), 1), where the noise has this variance.
+        best = -0.5 * np.log(2 * np.pi) - 0.5 * variance
+        assert max(scores.values()) == pytest.approx(best, abs=5 * variance / np.sqrt(2 * MANY / 10))
+
+
+# Stopping early
+
+
+def test_the_best_seen_is_kept_for_every_table():
+    scores = iter([[0.0, 0.0], [1.0, -1.0], [np.nan, 2.0], [0.5, 1.0]])
+    tables = [a_table(2, weights=[1, 3]), a_table(2)]
+    run = SimpleNamespace(
+        steps=100_000,
+        log_densities=lambda members, tables: [np.full((1, 1, 2), score) for score in next(scores)],
+    )
+    best = recipe._Best(run, tables)
+    for look in range(1, 5):
+        members = {"leaf": jnp.full((2, 1, 3), float(look))}
+        assert not best.no_longer_improves(members, look * best.interval)
+    assert np.asarray(best.members["leaf"])[:, 0, 0].tolist() == [2.0, 3.0]
+    assert best.steps == [2 * best.interval, 3 * best.interval]
+    assert best.scores.tolist() == [1.0, 2.0]
+
+
+def test_stopping_waits_for_every_table():
+    """One improves at every look, until it no longer does; then patience runs out."""
+    tables, look = [a_table(2), a_table(2)], 0
+    run = SimpleNamespace(
+        steps=10**6,
+        log_densities=lambda members, tables: [np.full((1, 1, 2), min(look, 15.0)), np.zeros((1, 1, 2))],
+    )
+    best = recipe._Best(run, tables)
+    stopped = False
+    while not stopped:
+        look += 1
+        stopped = best.no_longer_improves({"leaf": jnp.zeros((2, 1, 1))}, look * best.interval)
+    assert look == 15 + best.patience
+    assert best.steps == [15 * best.interval, best.interval]
+
+
+def test_validation_rows_are_weighted():
+    table = a_table(2, weights=[1, 3])
+    run = SimpleNamespace(steps=1_000, log_densities=lambda members, tables: [np.array([[[1.0, 2.0]]])])
+    best = recipe._Best(run, [table])
+    best.no_longer_improves({"leaf": jnp.zeros((1, 1, 1))}, best.interval)
+    assert_close(best.scores, [1.75], 1e-12)
+
+
+def test_no_more_steps_are_reported_than_taken():
+    run = SimpleNamespace(steps=300, log_densities=lambda members, tables: [np.zeros((1, 1, 2))])
+    best = recipe._Best(run, [a_table(2)])
+    best.no_longer_improves({"leaf": jnp.zeros((1, 1, 1))}, 500)
+    assert best.steps == [300]
