@@ -37,7 +37,7 @@ def loss(theta, batch):
     return jnp.mean((x @ theta["w"] + theta["b"] - y) ** 2)
 
 
-class Product(mf.kernels.AbstractKernel):
+class Product(mf.AbstractKernel):
     def __call__(self, x, y):
         return jnp.exp(0.1 * jnp.sum(x["w"] * y["w"]))
 

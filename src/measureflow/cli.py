@@ -48,7 +48,7 @@ def demo(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an earlier demo in that folder.")] = False,
 ) -> None:
     """DE, DLE, DRE, DRLE and FD-GVI on the paper's one-dimensional loss, against their exact targets."""
-    from measureflow.prediction.plots import demo_figure
+    from measureflow.study.figures import demo_figure
 
     picture, numbers = out / "demo.png", out / "demo.json"
     existing = [str(path) for path in (picture, numbers) if path.exists()]
@@ -77,7 +77,7 @@ def reproduce(
     force: Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")] = False,
 ) -> None:
     """Redraw the paper's figures and judge its claims; exit 1 if a claim of theory does not hold."""
-    from measureflow.prediction.plots import save_figure
+    from measureflow.study.figures import save_figure
 
     names = [known for known in NAMES if known != "uci"] if name == "all" else [name]
     if unknown := [wanted for wanted in names if wanted not in NAMES]:
@@ -132,7 +132,7 @@ def uci(
     force: Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")] = False,
 ) -> None:
     """Test scores on the canonical splits of the nine UCI sets, next to published ones."""
-    from measureflow.prediction.plots import save_figure
+    from measureflow.study.figures import save_figure
 
     names = _chosen("--sets", sets, SETS)
     chosen_methods = _chosen("--methods", methods, METHODS)

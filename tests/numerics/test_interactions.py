@@ -4,8 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import LARGE, RADIAL, SMALL, assert_close, assert_within, draw, jit, key, monte_carlo, rows
-from test_wasserstein_gradient import Inner
+from helpers import (
+    LARGE,
+    RADIAL,
+    SMALL,
+    Inner,
+    assert_close,
+    assert_within,
+    draw,
+    jit,
+    key,
+    monte_carlo,
+    rows,
+)
 
 import measureflow as mf
 from measureflow.numerics import pair_sums
@@ -22,7 +33,7 @@ FEATURES = {
 PULL_AND_RADIAL = FEATURES["pull-back"] + 0.5 * FEATURES["IMQ"]
 
 
-class Product(mf.kernels.AbstractKernel):
+class Product(mf.AbstractKernel):
     """exp(⟨x, y⟩/2) on one leaf: not radial, so that a particle has a force on itself."""
 
     def __call__(self, x, y):
@@ -139,7 +150,7 @@ def test_bad_input():
     with pytest.raises(ValueError, match=r"Matern\(nu=0.5\) have infinite variance.*RandomBatches"):
         interaction_gradient(mf.Matern(0.5, 1.0), particles, mf.RandomFeatures(3), key(0))
 
-    class Plain(mf.kernels.AbstractRadialKernel):
+    class Plain(mf.AbstractRadialKernel):
         def profile(self, squared_distance):
             return jnp.exp(-squared_distance)
 

@@ -8,6 +8,7 @@ from helpers import (
     LARGE,
     RADIAL,
     SMALL,
+    Inner,
     assert_close,
     draw,
     equations,
@@ -21,7 +22,6 @@ from helpers import (
 
 import measureflow as mf
 from measureflow.numerics.interactions import interaction_gradient, interaction_mean
-from measureflow.spaces.kernels import AbstractKernel
 
 N, ATOMS = 12, 5
 
@@ -154,13 +154,6 @@ def test_radial_repulsion_makes_no_array_of_all_differences(name):
     particles = {"a": jnp.zeros((n, 10, 25)), "b": jnp.zeros((n, 50))}
     program = jax.make_jaxpr(lambda x: interaction_gradient(RADIAL[name][0], x))(particles)
     assert largest_array(program) <= n * max(n, dimensions)
-
-
-class Inner(AbstractKernel):
-    """exp(⟨x, y⟩): neither radial nor a pull-back."""
-
-    def __call__(self, x, y):
-        return jnp.exp(jnp.sum(x * y))
 
 
 def test_kernels_of_any_form():

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 from numpyro.distributions import Distribution
 from numpyro.distributions.discrete import BernoulliLogits, CategoricalLogits, CategoricalProbs
 
-from measureflow.core.pytrees import Parameters, shown_shapes, strong
+from measureflow.core.pytrees import Parameters, shown_shapes, strong, weighted_mean
 from measureflow.core.validation import positive_number, require_count, require_positive
 from measureflow.networks.network import Network
 
@@ -231,7 +231,20 @@ class NegativeLogLikelihood(eqx.Module):
         require_likelihood(self.likelihood)
 
     def __call__(self, theta: Parameters, batch: PyTree) -> Float[Array, ""]:
-        inputs, targets, weights = _unpacked(batch)
+        return weighted_mean(jnp.negative(self.log_likelihood(theta, batch)), self.case_weights(batch))
+
+    def log_likelihood(self, theta: Parameters, batch: PyTree) -> Float[Array, " rows"]:
+        """log p(yᵢ | f_θ(xᵢ)) of every row."""
+        distribution, values = self.predicted(theta, batch)
+        return distribution.log_prob(values)
+
+    def case_weights(self, batch: PyTree) -> Float[Array, " rows"] | None:
+        """The weights of a batch; None where it has none."""
+        return _unpacked(batch)[2]
+
+    def predicted(self, theta: Parameters, batch: PyTree) -> tuple[Distribution, Shaped[Array, "rows ..."]]:
+        """The law of every row's target, and the targets."""
+        inputs, targets, _ = _unpacked(batch)
         outputs = self.network.apply(theta, inputs)
         distribution = distribution_of(self.likelihood, outputs)
         expected = distribution.batch_shape + distribution.event_shape
@@ -240,8 +253,7 @@ class NegativeLogLikelihood(eqx.Module):
             if targets.shape == (*expected, 1):
                 remedy = "drop the last axis with targets[..., 0]."
             raise ValueError(f"targets have shape {targets.shape}, but the distribution {expected}; {remedy}")
-        losses = jnp.negative(distribution.log_prob(_as_values(distribution, targets, outputs)))
-        return _weighted_mean(losses, weights)
+        return distribution, _as_values(distribution, targets, outputs)
 
 
 class MeanSquaredError(eqx.Module):
@@ -264,7 +276,7 @@ class MeanSquaredError(eqx.Module):
                 "one row per case and one column per target."
             )
         squares = jnp.square(outputs - _as_floats(targets, outputs))
-        return _weighted_mean(jnp.sum(squares, axis=1), weights)
+        return weighted_mean(jnp.sum(squares, axis=1), weights)
 
 
 def require_network(network: Any) -> None:
@@ -300,10 +312,6 @@ def _unpacked(batch: PyTree) -> tuple[PyTree, Shaped[Array, "rows ..."], Float[A
             "weight per row."
         )
     return inputs, targets, weights
-
-
-def _weighted_mean(losses: Float[Array, " rows"], weights: Float[Array, " rows"] | None) -> Float[Array, ""]:
-    return jnp.mean(losses if weights is None else weights.astype(losses.dtype) * losses)
 
 
 def _as_floats(targets: Shaped[Array, "..."], outputs: Float[Array, "..."]) -> Float[Array, "..."]:
