@@ -20,6 +20,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType
 
 import measureflow as mf
+from measureflow.runs import program
 from measureflow.runs.batches import Whole
 
 # The package's name for it is the function.
@@ -98,11 +99,12 @@ def compiled(devices, n=8192, dimensions=64):
     prior = mf.Gaussian(jnp.zeros(dimensions), 1.0)
     problem = mf.deep_repulsive_langevin_ensemble(jnp.sum, prior, KERNEL, mmd=0.1, kl=0.01)
     mesh, flow = mesh_of(devices), mf.WassersteinFlow(1e-2)
-    placed = flow.on(mesh)
-    state = placed.spread(flow.init(problem, jnp.zeros((n, dimensions))), mesh)
+    state = flow.init(problem, jnp.zeros((n, dimensions)))
+    whole = program.Program(problem, flow, jax.random.key(0), state, mesh, None)
     one = jnp.ones((), jnp.int32)
-    arguments = (problem, placed, state, Whole(None), jax.random.key(0), one, one, mesh)
-    return eqx.filter_jit(solving._chunk.__wrapped__).lower(*arguments).compile()
+    arguments = (problem, whole.flow, whole.layout.placed(state), Whole(None), jax.random.key(0), one, one)
+    call = eqx.filter_jit(program._call.__wrapped__)
+    return call.lower(*arguments, None, whole.layout).compile()
 
 
 def memory(devices):

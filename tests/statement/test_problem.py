@@ -208,7 +208,7 @@ MCKEAN_VLASOV = {"is unique:", "Particles reach it as N → ∞", "N = 1"}
         ),
         (
             DRLE,
-            "DRLE: ∫ ℓ dQ + 0.5·MMD²(Q, Gaussian) + 0.25·KL(Q, Gaussian) | ℓ − 0.25·log p − 1·μ_P | "
+            "DRLE: ∫ ℓ dQ + 0.5·MMD²(Q, Gaussian) + 0.25·KL(Q, Gaussian) | ℓ − 1·μ_P − 0.25·log p | "
             "1·SquaredExponential(σ=0.9) | 0.25",
             MCKEAN_VLASOV | {"P is proper (Gaussian): holds", "σ=0.9)): holds."},
         ),

@@ -236,7 +236,7 @@ class NegativeLogLikelihood(eqx.Module):
     def log_likelihood(self, theta: Parameters, batch: PyTree) -> Float[Array, " rows"]:
         """log p(yᵢ | f_θ(xᵢ)) of every row."""
         distribution, values = self.predicted(theta, batch)
-        return distribution.log_prob(values)
+        return jnp.asarray(distribution.log_prob(values))
 
     def case_weights(self, batch: PyTree) -> Float[Array, " rows"] | None:
         """The weights of a batch; None where it has none."""
