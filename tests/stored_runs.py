@@ -76,7 +76,7 @@ def runs() -> dict[str, np.ndarray]:
 
 def _flow(kind, *arguments):
     """Euler–Maruyama, which was the only integrator then."""
-    return kind(*arguments)
+    return kind(*arguments, integrator=mf.EulerMaruyama())
 
 
 if __name__ == "__main__":

@@ -140,6 +140,8 @@ def test_api_page_shows_calls_as_they_are(call):
         if parameter.default is mf.metrics.LEVELS:
             default = "=LEVELS"
         expected.append(parameter.name + default)
+    # The formatter of Markdown prefers the other quotes.
+    shown = shown.replace('"', "'")
     assert [part.strip() for part in shown.split(",") if part.strip()] == expected
 
 

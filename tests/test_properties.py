@@ -185,7 +185,7 @@ STEP_SIZE = np.float32(1 / 16)
 @jit
 def path(statement, noise, step_size, seed, preconditioner=None):
     """The particles after four steps, of all of the problem or of its part without noise."""
-    flow = mf.WassersteinFlow(step_size, preconditioner)
+    flow = mf.WassersteinFlow(step_size, preconditioner, integrator=mf.EulerMaruyama())
     stated = statement.problem() if noise else statement.repulsive()
     start = flow.init(stated, statement.particles)
     return mf.run(stated, flow, start, None, jax.random.key(seed), 4).particles
@@ -218,7 +218,7 @@ def langevin_step(statement, step_size, seed, n):
     """n particles that are all where the first is, after one step; and their drift."""
     stated = mf.deep_langevin_ensemble(statement.loss, statement.prior, kl=statement.kl)
     start = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], n, axis=0), statement.particles)
-    flow = mf.WassersteinFlow(step_size)
+    flow = mf.WassersteinFlow(step_size, integrator=mf.EulerMaruyama())
     end = mf.run(stated, flow, flow.init(stated, start), None, jax.random.key(seed), 1)
     return start, end.particles, stated.wasserstein_gradient(start)
 

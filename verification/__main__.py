@@ -92,7 +92,7 @@ def stationarity() -> Iterator[tuple[Row, bool]]:
             for _ in range(50)
         ]
         limit = np.mean(draws) + 4 * np.std(draws, ddof=1)
-        flow, key = mf.WassersteinFlow(5e-3), jax.random.key(15)
+        flow, key = mf.WassersteinFlow(5e-3, integrator=mf.EulerMaruyama()), jax.random.key(15)
         state = flow.init(problem, PRIOR.sample(jax.random.key(16), 1_000))
         seen = []
         for steps in (0, 40, 160, 400, 1_800):

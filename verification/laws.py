@@ -87,7 +87,7 @@ def snapshot(
 ) -> Snapshot:
     """W₁ of the particles at one time, from Q₀ = N(0, 1)."""
     init_key, run_key = jax.random.split(jax.random.key(seed))
-    flow = mf.WassersteinFlow(step_size=eta)
+    flow = mf.WassersteinFlow(step_size=eta, integrator=mf.EulerMaruyama())
     steps = round(time / eta)
     solution = mf.solve(problem, flow, PRIOR.sample(init_key, n), steps, run_key, record_every=steps)
     mean, deviation = law.expected_wasserstein_1(np.random.default_rng(seed), n)
@@ -144,7 +144,7 @@ def time_average(
 ) -> TimeAverage:
     """Averages over `time`, after a burn-in of 15 from Q₀; or from `start` on, without one."""
     init_key, run_key = jax.random.split(jax.random.key(seed))
-    flow = mf.WassersteinFlow(step_size=eta)
+    flow = mf.WassersteinFlow(step_size=eta, integrator=mf.EulerMaruyama())
     state = flow.init(problem, PRIOR.sample(init_key, n) if start is None else start)
     if start is None:
         state = eqx.filter_jit(mf.run)(problem, flow, state, None, run_key, jnp.asarray(round(15 / eta)))

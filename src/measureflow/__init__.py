@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from measureflow import theory
 from measureflow.flows.flow import AbstractFlow
+from measureflow.flows.integrators import EulerMaruyama, LeimkuhlerMatthews
+from measureflow.flows.kinetic import KineticFlow, KineticState
 from measureflow.flows.parametric import (
     AbstractFamily,
     FullRankGaussian,
@@ -100,6 +102,7 @@ __all__ = [
     "Empirical",
     "EnsembleClassifier",
     "EnsembleRegressor",
+    "EulerMaruyama",
     "ExactInteractions",
     "ExpectedLoss",
     "FileFormatError",
@@ -113,6 +116,9 @@ __all__ = [
     "Interrupted",
     "InverseMultiquadric",
     "KernelScore",
+    "KineticFlow",
+    "KineticState",
+    "LeimkuhlerMatthews",
     "LogScore",
     "Matern",
     "MeanFieldGaussian",

@@ -70,7 +70,9 @@ def discrete_variance(eta, g, noise=1.0, momentum=None):
     """Sample variance of N independent chains once they have forgotten their beginning."""
     problem = mf.deep_langevin_ensemble(quadratic, mf.Flat(), kl=TAU * noise)
     preconditioner = None if g is None else mf.FixedPreconditioner(jnp.full(1, g))
-    flow = mf.WassersteinFlow(step_size=eta, preconditioner=preconditioner, momentum=momentum)
+    flow = mf.WassersteinFlow(
+        step_size=eta, preconditioner=preconditioner, momentum=momentum, integrator=mf.EulerMaruyama()
+    )
     solution = mf.solve(problem, flow, jnp.zeros((N, 1)), 200, jax.random.key(3), record_every=200)
     return float(jnp.var(solution.measure.particles))
 
@@ -141,7 +143,7 @@ def test_the_frozen_rms_preconditioner_leaves_the_law_alone():
     curvature = jnp.array([25.0, 0.25])
     problem = mf.deep_langevin_ensemble(lambda t: 0.5 * jnp.sum(curvature * t**2), mf.Flat(), kl=TAU)
     preconditioner = mf.RMSPreconditioner(adapt_steps=50)
-    flow = mf.WassersteinFlow(step_size=0.05, preconditioner=preconditioner)
+    flow = mf.WassersteinFlow(0.05, preconditioner, integrator=mf.EulerMaruyama())
     key = jax.random.key(4)
     solution = mf.solve(problem, flow, jnp.ones((N, 2)), 600, key, record_every=600)
     state = solution.state

@@ -176,7 +176,7 @@ def near_squared_distances(x: Particles, y: OtherParticles) -> Float[Array, "n m
         return sum_of_squares([a[:, None] - b[None, :] for a, b in columns])
     products = inner_products(x, y)
     # Of the same particles, the products have their sizes.
-    return distances_of_products(products) if x is y else _distances(products, *map(_squared_sizes, (x, y)))
+    return distances_of_products(products) if x is y else _distances(products, *map(squared_sizes, (x, y)))
 
 
 def distances_of_products(products: Float[Array, "n n"]) -> Float[Array, "n n"]:
@@ -191,7 +191,7 @@ def _distances(products: Array, x_sizes: Array, y_sizes: Array) -> Float[Array, 
     return jnp.where(distance <= resolution * size, 0.0, distance)
 
 
-def _squared_sizes(x: Particles) -> Float[Array, " n"]:
+def squared_sizes(x: Particles) -> Float[Array, " n"]:
     """‖xᵢ‖²."""
     sizes = [jnp.sum(jnp.square(leaf.reshape(leaf.shape[0], -1)), axis=1) for leaf in jax.tree.leaves(x)]
     return functools.reduce(jnp.add, sizes)

@@ -44,6 +44,9 @@ class CountedFlow(AbstractFlow):
         step_key = jax.random.fold_in(key, state.step)
         return self.flow.observe(problem, state.state, batch, step_key, sampled_share)
 
+    def require_share(self, sampled_share: float) -> None:
+        self.flow.require_share(sampled_share)
+
     def on(self, mesh: Mesh) -> "CountedFlow":
         return CountedFlow(self.flow.on(mesh))
 

@@ -76,6 +76,10 @@ class AbstractFlow(eqx.Module):
         measure = self.measure(state)
         return observed(problem, measure.particles, batch) if isinstance(measure, Empirical) else {}
 
+    def require_share(self, sampled_share: float) -> None:
+        """Raise where this flow is not valid for batches that hold this share of all cases."""
+        return
+
     def on(self, mesh: Mesh) -> "AbstractFlow":
         """The same flow, for particles that are cut over a mesh of devices."""
         return self

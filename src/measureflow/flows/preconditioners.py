@@ -1,4 +1,4 @@
-"""Diagonal preconditioners g: θ ← θ − ηg·∇_W F + √(2ητg) Z.
+"""Preconditioners g: θ ← θ − ηg·∇_W F + √(2ητg) Z.
 
 The same g scales drift and noise, so once it stands still the invariant law is that of g = 1.
 """
@@ -13,12 +13,13 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from measureflow.core.pytrees import Parameters, Particles, is_concrete, shown_shapes, strong_tree
 from measureflow.core.validation import positive_number, require_count, require_positive
+from measureflow.flows.scalings import AbstractScaling, Diagonal
 
 
 class AbstractPreconditioner(eqx.Module):
-    """g, one number per coordinate of θ, shared by all particles."""
+    """g, a positive definite matrix over θ, shared by all particles."""
 
-    #: Whether g depends on the drifts it has seen.
+    #: Whether g depends on the particles and drifts it has seen.
     adaptive: ClassVar[bool]
 
     @abc.abstractmethod
@@ -26,12 +27,25 @@ class AbstractPreconditioner(eqx.Module):
         """What it remembers."""
 
     @abc.abstractmethod
-    def update(self, memory: PyTree, gradient: Particles, step: Int[Array, ""]) -> PyTree:
-        """What it remembers after seeing the drift of this step."""
+    def update(
+        self, memory: PyTree, particles: Particles, gradient: Particles, step: Int[Array, ""]
+    ) -> PyTree:
+        """What it remembers after seeing the particles and the drift of this step."""
+
+    @abc.abstractmethod
+    def scaling(self, memory: PyTree, step: Int[Array, ""]) -> AbstractScaling:
+        """g at this step, after the update."""
+
+
+class AbstractDiagonalPreconditioner(AbstractPreconditioner):
+    """g, one number per coordinate of θ."""
 
     @abc.abstractmethod
     def diagonal(self, memory: PyTree, step: Int[Array, ""]) -> Parameters:
         """g at this step, after the update."""
+
+    def scaling(self, memory: PyTree, step: Int[Array, ""]) -> Diagonal:
+        return Diagonal(self.diagonal(memory, step))
 
 
 def _fitted(name: str, scale: Parameters, theta: Parameters) -> Parameters:
@@ -50,7 +64,7 @@ def _fitted(name: str, scale: Parameters, theta: Parameters) -> Parameters:
     return jax.tree.map(lambda g, x: g.astype(x.dtype), scale, theta)
 
 
-class FixedPreconditioner(AbstractPreconditioner):
+class FixedPreconditioner(AbstractDiagonalPreconditioner):
     """A constant g > 0: a number, or a pytree like θ whose leaves may be scalars."""
 
     scale: Parameters = eqx.field(converter=strong_tree)
@@ -62,7 +76,9 @@ class FixedPreconditioner(AbstractPreconditioner):
     def init(self, particles: Particles) -> Parameters:
         return _fitted("FixedPreconditioner scale", self.scale, jax.tree.map(lambda leaf: leaf[0], particles))
 
-    def update(self, memory: Parameters, gradient: Particles, step: Int[Array, ""]) -> Parameters:
+    def update(
+        self, memory: Parameters, particles: Particles, gradient: Particles, step: Int[Array, ""]
+    ) -> Parameters:
         return memory
 
     def diagonal(self, memory: Parameters, step: Int[Array, ""]) -> Parameters:
@@ -83,7 +99,7 @@ def _epsilon(value: Any) -> Float[Array, ""]:
     return positive_number("RMSPreconditioner epsilon", value, "it bounds g by 1/ε.")
 
 
-class RMSPreconditioner(AbstractPreconditioner):
+class RMSPreconditioner(AbstractDiagonalPreconditioner):
     """g = s/(√v + ε), v the running mean of squared drifts over particles and steps.
 
     `scale` s is a number, or a pytree like θ whose leaves may be scalars: where some coordinates should move
@@ -106,7 +122,9 @@ class RMSPreconditioner(AbstractPreconditioner):
         _fitted("RMSPreconditioner scale", self.scale, memory)
         return memory
 
-    def update(self, memory: Parameters, gradient: Particles, step: Int[Array, ""]) -> Parameters:
+    def update(
+        self, memory: Parameters, particles: Particles, gradient: Particles, step: Int[Array, ""]
+    ) -> Parameters:
         adapting = step < self.adapt_steps
 
         def on_leaf(mean_square: Array, drift: Array) -> Array:

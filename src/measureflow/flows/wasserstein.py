@@ -11,24 +11,37 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from measureflow.core.noise import standard_normal
 from measureflow.core.pytrees import (
-    Parameters,
     Particles,
-    add,
     dimension,
-    particle_count,
     split_in_half,
     strong,
     subtract,
     total,
 )
 from measureflow.core.validation import positive_number, require_particles, require_positive
+from measureflow.flows.drifts import drift, pairs_key
 from measureflow.flows.flow import AbstractFlow, finite_particles, optimiser_step, require_optimiser
+from measureflow.flows.integrators import (
+    AbstractIntegrator,
+    EulerMaruyama,
+    LeimkuhlerMatthews,
+    euler_maruyama,
+    leimkuhler_matthews,
+)
+from measureflow.flows.metropolis import (
+    Proposal,
+    accepted,
+    mala_proposal,
+    require_all_cases,
+    require_potential,
+    where,
+)
 from measureflow.flows.observing import observed
 from measureflow.flows.preconditioners import AbstractPreconditioner
+from measureflow.flows.scalings import AbstractScaling, Identity
 from measureflow.flows.schedules import Tabulated
-from measureflow.numerics.interactions import AbstractInteractions, ExactInteractions, RandomBatches
+from measureflow.numerics.interactions import AbstractInteractions, ExactInteractions
 from measureflow.numerics.ring import RingInteractions
 from measureflow.spaces.measures import Empirical
 from measureflow.statement.free_energy import FreeEnergy
@@ -57,16 +70,19 @@ def _momentum(value: Any) -> Float[Array, ""] | None:
 
 
 class WassersteinFlow(AbstractFlow):
-    """The flow of F(Q) = ∫V dQ + ½∬W dQdQ + τ∫log q dQ + R(Q), by Euler–Maruyama on N particles:
+    """The flow of F(Q) = ∫V dQ + ½∬W dQdQ + τ∫log q dQ + R(Q), on N particles:
 
-        θᵢ ← θᵢ − η g (∇V(θᵢ) + (1/N) Σⱼ ∇₁W(θᵢ, θⱼ) + ∇_W R(θᵢ)) + √(2ητg) Zᵢ
+        θᵢ ← θᵢ − η g (∇V(θᵢ) + (1/N) Σⱼ ∇₁W(θᵢ, θⱼ) + ∇_W R(θᵢ)) + √(2ητg) ζᵢ,
+
+    with ζ the mean of the noise of this step and of the next (Leimkuhler and Matthews, 2013).
 
     Parameters
     ----------
     step_size
         η, a number or any Optax schedule.
     preconditioner
-        g, which scales drift and noise alike; 1 by default.
+        g, which scales drift and noise alike; 1 by default. `EnsemblePreconditioner` is the particles' own
+        covariance.
     optimiser
         Where τ = 0, any Optax optimiser may take the steps instead, for each particle on its own.
     momentum
@@ -74,9 +90,16 @@ class WassersteinFlow(AbstractFlow):
         drift's place, and noise of batches is averaged out of it. The noise Z stays as it is, so that
         momentum heats the chain: for V = aθ²/2 its variance is about 1 + ηa(β/(1 − β) + ½) times the right
         one. History records the first part of that as `momentum_heat`; to draw from q*, leave momentum out.
+        With momentum, noise is that of Euler–Maruyama.
     interactions
         How the sum over j is made: exactly by default, or by `RandomBatches` or `RandomFeatures`, which are
         unbiased.
+    integrator
+        `LeimkuhlerMatthews()` or `EulerMaruyama()`, where there is noise.
+    metropolis
+        Whether the step is a proposal that is accepted or rejected (MALA): then the law is exp(−V/τ) for
+        *any* step size. For τ > 0, without interaction, without a nonlinear functional and without batches;
+        two gradients a step. History records the `acceptance`, best near 0.57.
     """
 
     step_size: Float[Array, ""] | Callable[[Int[Array, ""]], Any] | None = eqx.field(
@@ -86,6 +109,8 @@ class WassersteinFlow(AbstractFlow):
     optimiser: optax.GradientTransformation | None = None
     momentum: Float[Array, ""] | None = eqx.field(converter=_momentum, default=None)
     interactions: AbstractInteractions = ExactInteractions()
+    integrator: AbstractIntegrator | None = None
+    metropolis: bool = eqx.field(static=True, default=False)
     remedy: ClassVar[str] = "a smaller step_size, or a schedule that starts smaller"
 
     def __check_init__(self) -> None:
@@ -108,11 +133,40 @@ class WassersteinFlow(AbstractFlow):
             )
         if self.momentum is not None:
             require_positive("1 − momentum", 1 - self.momentum, "0.9 averages over 10 steps.")
-        for name in ("preconditioner", "momentum"):
+        self._check_integrator()
+        for name in ("preconditioner", "momentum", "integrator"):
             if getattr(self, name) is not None and self.optimiser is not None:
                 raise ValueError(
                     f"give WassersteinFlow either {name} or optimiser, got {getattr(self, name)} and "
                     f"{self.optimiser}; an Optax optimiser brings its own."
+                )
+
+    def _check_integrator(self) -> None:
+        if self.integrator is not None and not isinstance(self.integrator, AbstractIntegrator):
+            raise TypeError(
+                f"integrator must say how noise enters, got {self.integrator!r}; pass "
+                "mf.LeimkuhlerMatthews() or mf.EulerMaruyama()."
+            )
+        if not isinstance(self.metropolis, bool):
+            raise TypeError(f"metropolis must be True or False, got {self.metropolis!r}.")
+        averaged = isinstance(self.integrator, LeimkuhlerMatthews)
+        if averaged and self.momentum is not None:
+            raise ValueError(
+                f"give WassersteinFlow either momentum or LeimkuhlerMatthews(), got momentum={self.momentum} "
+                "with it: its law is known for the drift itself only; use mf.EulerMaruyama(), or leave "
+                "momentum out."
+            )
+        if not self.metropolis:
+            return
+        for name, unwanted in (
+            ("momentum", self.momentum is not None),
+            ("optimiser", self.optimiser is not None),
+            ("LeimkuhlerMatthews()", averaged),
+        ):
+            if unwanted:
+                raise ValueError(
+                    f"give WassersteinFlow either metropolis=True or {name}: a proposal is a step of "
+                    "mf.EulerMaruyama(), whose density is known; leave one of them out."
                 )
 
     def init(self, problem: Problem, initial: Any) -> ParticleState:
@@ -123,8 +177,10 @@ class WassersteinFlow(AbstractFlow):
             memory = jax.vmap(self.optimiser.init)(particles)
         if self.preconditioner is not None:
             memory = self.preconditioner.init(particles)
-        drift = None if self.momentum is None else jax.tree.map(jnp.zeros_like, particles)
-        return ParticleState(particles, jnp.zeros((), jnp.int32), memory, drift)
+        if self.metropolis:
+            self._require_potential(problem)
+        mean = None if self.momentum is None else jax.tree.map(jnp.zeros_like, particles)
+        return ParticleState(particles, jnp.zeros((), jnp.int32), memory, mean)
 
     def _require_no_temperature(self, problem: Problem) -> None:
         temperature = problem.temperature()
@@ -134,6 +190,13 @@ class WassersteinFlow(AbstractFlow):
                 "optimiser is not Langevin, and its law is not q*; use step_size=, with "
                 "preconditioner=mf.RMSPreconditioner(adapt_steps) for adaptive steps, or leave KL out."
             )
+
+    def _require_potential(self, problem: Problem, batch: PyTree = None) -> tuple:
+        return require_potential(problem.free_energy(batch), problem.temperature())
+
+    def require_share(self, sampled_share: float) -> None:
+        if self.metropolis:
+            require_all_cases(sampled_share)
 
     def step(
         self, problem: Problem, state: ParticleState, batch: PyTree, key: Key[Array, ""]
@@ -145,41 +208,50 @@ class WassersteinFlow(AbstractFlow):
             move = eqx.Partial(optimiser_step, self.optimiser)
             particles, memory = jax.vmap(move)(gradient, state.memory, state.particles)
             return ParticleState(particles, state.step + 1, memory)
-        memory, precondition = state.memory, None
-        if self.preconditioner is not None:
-            memory = self.preconditioner.update(memory, gradient, state.step)
-            precondition = self.preconditioner.diagonal(memory, state.step)
-        drift = None
+        memory, scaling = self._scaling_after(state, gradient)
+        if self.metropolis:
+            proposal = self._proposal(problem, state, batch, scaling, step_key)
+            moves = accepted(proposal.acceptance, step_key)
+            return ParticleState(where(moves, proposal.particles, state.particles), state.step + 1, memory)
+        mean = None
         if self.momentum is not None:
-            drift, gradient = _running_mean(self.momentum, state.drift, gradient, state.step)
-        particles = euler_maruyama(
-            state.particles,
-            gradient,
-            self.step_size_at(state.step),
-            energy.temperature,
-            precondition,
-            step_key,
+            mean, gradient = _running_mean(self.momentum, state.drift, gradient, state.step)
+        particles = self._moved(state, gradient, energy.temperature, scaling, key)
+        return ParticleState(particles, state.step + 1, memory, mean)
+
+    def _moved(
+        self,
+        state: ParticleState,
+        gradient: Particles,
+        temperature: Float[Array, ""] | None,
+        scaling: AbstractScaling | None,
+        key: Key[Array, ""],
+    ) -> Particles:
+        step_size = self.step_size_at(state.step)
+        plain = isinstance(self.integrator, EulerMaruyama) or self.momentum is not None
+        if temperature is None or plain:
+            step_key = jax.random.fold_in(key, state.step)
+            return euler_maruyama(state.particles, gradient, step_size, temperature, scaling, step_key)
+        return leimkuhler_matthews(
+            state.particles, gradient, step_size, temperature, scaling, key, state.step
         )
-        return ParticleState(particles, state.step + 1, memory, drift)
+
+    def _proposal(
+        self,
+        problem: Problem,
+        state: ParticleState,
+        batch: PyTree,
+        scaling: AbstractScaling | None,
+        step_key: Key[Array, ""],
+    ) -> Proposal:
+        potential, temperature = self._require_potential(problem, batch)
+        step_size = self.step_size_at(state.step)
+        return mala_proposal(
+            potential, temperature, state.particles, step_size, scaling or Identity(), step_key
+        )
 
     def _gradient(self, energy: FreeEnergy, particles: Particles, step_key: Key[Array, ""]) -> Particles:
-        """The drift, its interaction summed as this flow sums pairs."""
-        gradient = energy.potential_gradient(particles)
-        if energy.interaction is not None:
-            force = self.interactions.gradient(energy.interaction, particles, _pairs_key(step_key))
-            gradient = add(gradient, force)
-        if energy.rest is None:
-            return gradient
-        self._require_all_particles()
-        return add(gradient, energy.rest_gradient(particles))
-
-    def _require_all_particles(self) -> None:
-        some_only = isinstance(self.interactions, RandomBatches)
-        if some_only:
-            raise ValueError(
-                f"interactions={self.interactions} sees some particles at a time, and a nonlinear functional "
-                "of them is biased then; use mf.ExactInteractions()."
-            )
+        return drift(energy, particles, self.interactions, step_key)
 
     def step_size_at(self, step: Int[Array, ""]) -> Float[Array, ""]:
         """η of this step."""
@@ -218,11 +290,22 @@ class WassersteinFlow(AbstractFlow):
     ) -> dict[str, Float[Array, ""]]:
         """Energies and forces as `observed` has them; and relative to τ, by how much batches and momentum
         heat the chain, where that is defined."""
-        pairs_key = _pairs_key(jax.random.fold_in(key, state.step))
-        found = observed(problem, state.particles, batch, self.interactions, pairs_key)
+        step_key = jax.random.fold_in(key, state.step)
+        found = observed(problem, state.particles, batch, self.interactions, pairs_key(step_key))
+        if self.metropolis:
+            found["acceptance"] = self._acceptance(problem, state, batch, key)
         if self.step_size is None or problem.temperature() is None:
             return found
         return found | self._heat(problem, state, batch, key, sampled_share)
+
+    def _acceptance(
+        self, problem: Problem, state: ParticleState, batch: PyTree, key: Key[Array, ""]
+    ) -> Float[Array, ""]:
+        """How probable the step that comes next is, on average over particles."""
+        step_key = jax.random.fold_in(key, state.step)
+        gradient = self._gradient(problem.free_energy(batch), state.particles, step_key)
+        _, scaling = self._scaling_after(state, gradient)
+        return jnp.mean(self._proposal(problem, state, batch, scaling, step_key).acceptance)
 
     def _heat(
         self,
@@ -247,7 +330,7 @@ class WassersteinFlow(AbstractFlow):
         temperature, particles = problem.temperature(), state.particles
         step_key = jax.random.fold_in(key, state.step)
         gradient = self._gradient(problem.free_energy(batch), particles, step_key)
-        g = self._diagonal_after(state, gradient)
+        g = self._scaling_after(state, gradient)[1] or Identity()
         assert temperature is not None
         # Per particle and coordinate, in units of τ.
         unit = self.step_size_at(state.step) / (dimension(particles) * temperature)
@@ -263,23 +346,19 @@ class WassersteinFlow(AbstractFlow):
             found["momentum_heat"] = (jnp.sqrt(1 + 4 * heat) - 1) / 2
         return found
 
-    def _diagonal_after(self, state: ParticleState, gradient: Particles) -> Parameters | None:
-        """g of the step that comes next."""
+    def _scaling_after(
+        self, state: ParticleState, gradient: Particles
+    ) -> tuple[PyTree, AbstractScaling | None]:
+        """What the preconditioner remembers of the step that comes next, and its g."""
         if self.preconditioner is None:
-            return None
-        memory = self.preconditioner.update(state.memory, gradient, state.step)
-        return self.preconditioner.diagonal(memory, state.step)
+            return state.memory, None
+        memory = self.preconditioner.update(state.memory, state.particles, gradient, state.step)
+        return memory, self.preconditioner.scaling(memory, state.step)
 
 
-def _pairs_key(step_key: Key[Array, ""]) -> Key[Array, ""]:
-    """For sums over pairs: apart from the noise, which is drawn with the step's key itself."""
-    return jax.random.fold_in(step_key, 1)
-
-
-def _product(diagonal: Parameters | None, x: Particles, y: Particles) -> Float[Array, ""]:
+def _product(scaling: AbstractScaling, x: Particles, y: Particles) -> Float[Array, ""]:
     """Σᵢ ⟨xᵢ, g yᵢ⟩."""
-    weighted = y if diagonal is None else jax.tree.map(jnp.multiply, _like(diagonal, y), y)
-    return total(jax.tree.map(jnp.multiply, x, weighted))
+    return total(jax.tree.map(jnp.multiply, x, scaling.times(y)))
 
 
 def _running_mean(
@@ -291,32 +370,3 @@ def _running_mean(
         lambda m, g: decay.astype(g.dtype) * m + (1 - decay).astype(g.dtype) * g, mean, gradient
     )
     return mean, jax.tree.map(lambda m: m / started_at_zero.astype(m.dtype), mean)
-
-
-def _like(diagonal: Parameters, particles: Particles) -> PyTree[Float[Array, "1 ..."]]:
-    """The diagonal g against particles: one leading axis more, scalars spread out."""
-    return jax.tree.map(
-        lambda g, x: jnp.broadcast_to(g.astype(x.dtype), x.shape[1:])[None], diagonal, particles
-    )
-
-
-def euler_maruyama(
-    particles: Particles,
-    gradient: Particles,
-    step_size: Float[Array, ""],
-    temperature: Float[Array, ""] | None,
-    precondition: Parameters | None,
-    key: Key[Array, ""],
-) -> Particles:
-    """θ − ηg·gradient + √(2ητg) Z, with Z standard normal and g = 1 where there is none."""
-    diagonal = jax.tree.map(lambda _: jnp.ones((), step_size.dtype), gradient)
-    if precondition is not None:
-        diagonal = _like(precondition, particles)
-    rate = jax.tree.map(lambda x, g: step_size.astype(x.dtype) * g.astype(x.dtype), particles, diagonal)
-    moved = jax.tree.map(lambda x, r, drift: x - r * drift, particles, rate, gradient)
-    if temperature is None:
-        return moved
-    noise = standard_normal(key, particle_count(particles), jax.tree.map(lambda x: x[0], particles))
-    return jax.tree.map(
-        lambda x, r, z: x + jnp.sqrt(2 * temperature.astype(x.dtype) * r) * z, moved, rate, noise
-    )

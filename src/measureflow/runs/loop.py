@@ -65,6 +65,7 @@ def advance(
 ) -> Any:
     """The same, with batches from anywhere."""
     order_key = data_key(key)
+    flow.require_share(batches.sampled_share())
 
     def step(state: Any) -> Any:
         return flow.step(problem, state, batches.at(state.step, order_key), key)

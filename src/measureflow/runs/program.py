@@ -102,6 +102,7 @@ def _call(
 ) -> tuple[Any, dict[str, Array], Buffer | None]:
     """All counts are data."""
     order_key, collect = data_key(key), layout.collect
+    flow.require_share(batches.sampled_share())
 
     def observe(state: Any) -> dict[str, Array]:
         batch = batches.at(state.step, order_key)

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from measureflow.flows.flow import AbstractFlow
+from measureflow.flows.integrators import EulerMaruyama
 from measureflow.flows.parametric import MeanFieldGaussian, ParametricFlow
 from measureflow.flows.wasserstein import WassersteinFlow
 from measureflow.runs.solve import solve
@@ -59,7 +60,7 @@ def run_demo(seed: int, progress: bool = False) -> Iterator[Result]:
     n, kl, mmd = SETTINGS["particles"], SETTINGS["kl"], SETTINGS["mmd"]
     initial = prior.sample(init_key, n)
     drle = deep_repulsive_langevin_ensemble(quartic_loss, prior, kernel, mmd=mmd, kl=kl)
-    wasserstein = WassersteinFlow(step_size=SETTINGS["step_size"])
+    wasserstein = WassersteinFlow(step_size=SETTINGS["step_size"], integrator=EulerMaruyama())
     parametric = ParametricFlow(MeanFieldGaussian(), optax.adam(1e-2), samples=200)
     methods: list[tuple[str, Problem, AbstractFlow, Any]] = [
         ("DE", deep_ensemble(quartic_loss), wasserstein, initial),

@@ -13,6 +13,7 @@ import numpy as np
 from scipy import stats
 from tqdm import tqdm
 
+from measureflow.flows.integrators import EulerMaruyama
 from measureflow.flows.wasserstein import WassersteinFlow
 from measureflow.spaces.kernels import SquaredExponential
 from measureflow.spaces.measures import Gaussian
@@ -73,7 +74,9 @@ def _distances(
     problem: Problem, law: GridLaw, n: int, time: float, seeds: int, seed: int, eta: float, label: str | None
 ) -> np.ndarray:
     keys = jax.random.split(jax.random.key(seed), seeds)
-    found = particles_of_seeds(problem, WassersteinFlow(eta), PRIOR, n, round(time / eta), keys, label)
+    found = particles_of_seeds(
+        problem, WassersteinFlow(eta, integrator=EulerMaruyama()), PRIOR, n, round(time / eta), keys, label
+    )
     return np.array([law.wasserstein_1(row) for row in found])
 
 
@@ -97,7 +100,7 @@ def _against_times(
     for time in setting.times:
         keys = jax.random.split(jax.random.key(seed + round(100 * time)), 4)
         label = f"T = {time:g}" if progress else None
-        steps, flow = round(time / 5e-3), WassersteinFlow(5e-3)
+        steps, flow = round(time / 5e-3), WassersteinFlow(5e-3, integrator=EulerMaruyama())
         share = float(np.mean(particles_of_seeds(problem, flow, PRIOR, setting.many, steps, keys, label) < 0))
         error = np.sqrt(share * (1 - share) / (4 * setting.many))
         found[time] = (float(law.mass_below(0.0)) - share, float(error))

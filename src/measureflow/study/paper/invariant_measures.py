@@ -15,6 +15,7 @@ from scipy import stats
 from scipy.optimize import minimize
 from tqdm import tqdm
 
+from measureflow.flows.integrators import EulerMaruyama
 from measureflow.flows.wasserstein import WassersteinFlow
 from measureflow.runs.solve import solve
 from measureflow.spaces.kernels import SquaredExponential
@@ -41,7 +42,9 @@ def reproduce(seed: int, quick: bool = False, progress: bool = False) -> Reprodu
         for n in tqdm(NUMBERS, desc="minimising the particle energy", disable=not progress):
             atoms[n] = _minimise_particle_energy(dre, n, seed)
             gradients[n] = float(dre.stationarity(atoms[n]))
-            after = solve(dre, WassersteinFlow(1e-2), atoms[n], 2_000, jax.random.key(seed)).measure
+            after = solve(
+                dre, WassersteinFlow(1e-2, integrator=EulerMaruyama()), atoms[n], 2_000, jax.random.key(seed)
+            ).measure
             assert isinstance(after, Empirical)
             moved[n] = float(jnp.abs(after.particles - atoms[n]).max())
     _, drle = _problems()
@@ -50,7 +53,11 @@ def reproduce(seed: int, quick: bool = False, progress: bool = False) -> Reprodu
     for n in tqdm(NUMBERS, desc="DRLE from each of them", disable=not progress):
         start = jnp.asarray(np.resize(np.asarray(atoms[n], np.float32), (COPIES, 1)))
         measure = solve(
-            drle, WassersteinFlow(2e-3), start, round(time / 2e-3), jax.random.key(seed + n)
+            drle,
+            WassersteinFlow(2e-3, integrator=EulerMaruyama()),
+            start,
+            round(time / 2e-3),
+            jax.random.key(seed + n),
         ).measure
         assert isinstance(measure, Empirical)
         ends[n] = np.asarray(measure.particles)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
+from measureflow.flows.integrators import EulerMaruyama
 from measureflow.flows.wasserstein import WassersteinFlow
 from measureflow.prediction.colours import COLOURS
 from measureflow.runs.solve import solve
@@ -57,7 +58,8 @@ def _run(seed: int) -> tuple[dict[str, np.ndarray], float]:
         "DLE": deep_langevin_ensemble(many_modes_loss, Flat(), kl=TAU),
         "DRLE": deep_repulsive_langevin_ensemble(many_modes_loss, Flat(), kernel, mmd=MMD, kl=TAU),
     }
-    initial, flow = uniform.sample(init_key, PARTICLES), WassersteinFlow(STEP_SIZE)
+    initial = uniform.sample(init_key, PARTICLES)
+    flow = WassersteinFlow(STEP_SIZE, integrator=EulerMaruyama())
     found = {
         name: np.asarray(solve(problem, flow, initial, STEPS, run_key).state.particles)[:, 0]
         for name, problem in problems.items()

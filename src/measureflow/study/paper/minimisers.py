@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
+from measureflow.flows.integrators import EulerMaruyama
 from measureflow.flows.wasserstein import WassersteinFlow
 from measureflow.prediction.colours import COLOURS
 from measureflow.spaces.embeddings import mean_kernel
@@ -59,7 +60,7 @@ def reproduce(seed: int, quick: bool = False, progress: bool = False) -> Reprodu
     particles = {
         name: particles_of_seeds(
             problem,
-            WassersteinFlow(setting.step_size),
+            WassersteinFlow(setting.step_size, integrator=EulerMaruyama()),
             PRIOR,
             PARTICLES,
             setting.steps,

@@ -19,6 +19,7 @@ from jaxtyping import Array
 from scipy import stats
 from tqdm import tqdm
 
+from measureflow.flows.integrators import EulerMaruyama
 from measureflow.flows.parametric import MeanFieldGaussian, ParametricFlow
 from measureflow.flows.wasserstein import WassersteinFlow
 from measureflow.prediction.colours import COLOURS
@@ -101,7 +102,7 @@ def final_particles(
     problems: dict[str, Problem], setting: Setting, key: Array, progress: bool
 ) -> dict[str, np.ndarray]:
     """Particles of shape (seeds, N, 2) for every method, from the same beginnings."""
-    keys, flow = jax.random.split(key, setting.seeds), WassersteinFlow(STEP_SIZE)
+    keys, flow = jax.random.split(key, setting.seeds), WassersteinFlow(STEP_SIZE, integrator=EulerMaruyama())
     return {
         name: particles_of_seeds(
             problem,

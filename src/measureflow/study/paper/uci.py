@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Array
 from tqdm import tqdm
 
+from measureflow.flows.integrators import EulerMaruyama
 from measureflow.flows.wasserstein import WassersteinFlow
 from measureflow.prediction.colours import COLOURS
 from measureflow.runs.loop import run
@@ -179,7 +180,9 @@ def _tuned(splits: Splits, method: str, seed: int, bar: Any) -> tuple[tuple, Sco
     validation, test = [], []
     for eta, tau, strength in SETTINGS[method]:
         problem = _statement(method, features, kernel_key, tau, strength)
-        particles = _train(problem, WassersteinFlow(eta), start, splits.train, keys, steps)
+        particles = _train(
+            problem, WassersteinFlow(eta, integrator=EulerMaruyama()), start, splits.train, keys, steps
+        )
         validation.append(_score(particles, splits, "validation").spread)
         test.append(_score(particles, splits, "test"))
         bar.update()
