@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from measureflow import theory
+from measureflow.flows.ensembles import EnsemblePreconditioner
 from measureflow.flows.flow import AbstractFlow
 from measureflow.flows.integrators import EulerMaruyama, LeimkuhlerMatthews
 from measureflow.flows.kinetic import KineticFlow, KineticState
@@ -63,6 +64,7 @@ from measureflow.spaces.measures import (
     Gaussian,
     Uniform,
 )
+from measureflow.statement.certificate import Certificate, NotStationaryWarning
 from measureflow.statement.divergences import KL, AbstractRegulariser, SquaredMMD
 from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.functionals import AbstractFunctional, ExpectedLoss
@@ -95,12 +97,14 @@ __all__ = [
     "AbstractPreconditioner",
     "AbstractRadialKernel",
     "AbstractRegulariser",
+    "Certificate",
     "Checkpoint",
     "DataExhaustedError",
     "DivergenceError",
     "Draws",
     "Empirical",
     "EnsembleClassifier",
+    "EnsemblePreconditioner",
     "EnsembleRegressor",
     "EulerMaruyama",
     "ExactInteractions",
@@ -128,6 +132,7 @@ __all__ = [
     "NegativeLogLikelihood",
     "Network",
     "NoClosedFormError",
+    "NotStationaryWarning",
     "ParametricFlow",
     "ParametricState",
     "ParticleState",

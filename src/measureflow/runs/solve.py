@@ -6,6 +6,7 @@ import sys
 import warnings
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
@@ -15,7 +16,7 @@ from measureflow.core.pytrees import particle_count
 from measureflow.core.validation import require_count, typed_key
 from measureflow.flows.counting import counted
 from measureflow.flows.flow import AbstractFlow
-from measureflow.runs.batches import AbstractBatches
+from measureflow.runs.batches import AbstractBatches, Whole
 from measureflow.runs.checkpoint import Checkpoint, Saved, Store
 from measureflow.runs.devices import place_batches
 from measureflow.runs.divergence import Divergence, require_on_divergence
@@ -25,8 +26,9 @@ from measureflow.runs.fingerprints import fingerprint
 from measureflow.runs.history import Log, default_record_every
 from measureflow.runs.program import RECORDS, Program
 from measureflow.runs.solution import DataExhaustedError, Interrupted, Restart, Solution
-from measureflow.runs.sources import AbstractSource, batch_source
+from measureflow.runs.sources import AbstractSource, Arrays, batch_source
 from measureflow.spaces.measures import AbstractMeasure, Empirical
+from measureflow.statement.certificate import FEW, NotStationaryWarning
 from measureflow.statement.problem import Problem
 
 # From this share of τ on, the heat of momentum is worth a warning.
@@ -51,6 +53,7 @@ def solve(
     collect: Draws | None = None,
     on_divergence: str = "raise",
     mesh: Mesh | None = None,
+    certify: bool = True,
 ) -> Solution:
     """Follow `flow` for `steps` steps from `initial`. The same key gives the same result.
 
@@ -91,6 +94,10 @@ def solve(
     mesh
         Devices, of one process or of many: particles are cut over its axis "particles", and the cases of a
         batch over its axis "batch", if it has one. The result is the same up to rounding.
+    certify
+        Whether to warn (`NotStationaryWarning`) where the particles claim to be draws of q* and fail
+        `problem.certify`: for τ > 0, at least 50 particles, on one process and without batches. It costs one
+        gradient.
 
     Raises
     ------
@@ -131,7 +138,10 @@ def solve(
     with contextlib.closing(source), contextlib.closing(store) if store else contextlib.nullcontext():
         program = Program(problem, flow, key, state, mesh, collect)
         run = SolveRun(program, source, store, state, steps, record_every, on_divergence)
-        return run.solved(callbacks, progress)
+        solution = run.solved(callbacks, progress)
+    if certify:
+        _warn_of_what_is_not_stationary(problem, solution.measure, source)
+    return solution
 
 
 def _begun(problem: Problem, flow: AbstractFlow, initial: Any) -> tuple[AbstractFlow, Any, AbstractMeasure]:
@@ -348,6 +358,19 @@ def _warn_of_loneliness(problem: Problem, measure: AbstractMeasure) -> None:
             "its kernel mean embedding, acts; use several particles for repulsion.",
             stacklevel=3,
         )
+
+
+def _warn_of_what_is_not_stationary(
+    problem: Problem, measure: AbstractMeasure, source: AbstractSource
+) -> None:
+    if problem.temperature() is None or not isinstance(measure, Empirical) or jax.process_count() > 1:
+        return
+    batches = source.batches if isinstance(source, Arrays) else None
+    if not isinstance(batches, Whole) or particle_count(measure.particles) < FEW:
+        return
+    certificate = problem.certify(jax.device_get(measure.particles), batches.data)
+    if not certificate:
+        warnings.warn(str(certificate), NotStationaryWarning, stacklevel=3)
 
 
 def _warn_of_heat(log: Log) -> None:

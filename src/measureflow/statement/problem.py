@@ -13,6 +13,7 @@ from measureflow.core.validation import require_count, require_particles, requir
 from measureflow.numerics.integration import Points, draws, quadrature, require_agreement
 from measureflow.spaces.kernels import AbstractKernel
 from measureflow.spaces.measures import AbstractMeasure, Empirical, Gaussian
+from measureflow.statement.certificate import Certificate, certify
 from measureflow.statement.describe import describe
 from measureflow.statement.divergences import KL, SquaredMMD
 from measureflow.statement.free_energy import FreeEnergy
@@ -164,11 +165,30 @@ class Problem(eqx.Module):
     def stationarity(self, particles: PyTree, batch: PyTree = None) -> Float[Array, ""]:
         """How far the particles are from a stationary measure; 0 is stationary.
 
-        For τ > 0 a kernel Stein discrepancy, whose level for N exact draws falls as 1/√N; for τ = 0
-        the norm of the Wasserstein gradient.
+        For τ > 0 a kernel Stein discrepancy in coordinates that the particles whiten, whose level for N exact
+        draws falls as 1/√N; for τ = 0 the norm of the Wasserstein gradient. It compares ensembles;
+        `certify` says whether one is stationary.
         """
         particles = require_particles("particles", particles, self.template())
         return _stationarity(self, particles, batch)
+
+    def certify(self, particles: PyTree, batch: PyTree = None) -> Certificate:
+        """Whether the particles are stationary, in standard errors: for τ > 0, at the price of one gradient.
+
+        At stationarity q has the score −∇U, U = (V + ∫W dQ + δR/δQ)/τ, so that E[∇U] = 0 and E[z ∂U/∂zᵀ] = I
+        in any coordinates z. Both are tested in coordinates that the particles whiten themselves: for every
+        coordinate of θ, along the principal axes, and in the directions that look worst. Exact draws pass
+        with probability 0.999, whatever their number and dimension. With 1,000 particles in 50 dimensions a
+        mean that is off by 0.3 standard deviations, or a standard deviation that is off by a fifth, is
+        noticed in any coordinate or principal axis; with fewer than 50 particles only what is grossly wrong.
+
+        It is local: it does not see whether modes have the right masses, or whether any were missed. With a
+        `batch` it is the law of *that batch* that is tested: pass all of the data. Where particles interact,
+        the score is their own, and standard errors come from leaving out blocks of them.
+        """
+        particles = require_particles("particles", particles, self.template())
+        energy = self.free_energy(batch)
+        return certify(energy, lambda some: _wasserstein_gradient(self, some, batch), particles)
 
     def describe(self) -> str:
         """Which algorithm this is, its V, W, τ and rest, and what the theory promises here."""

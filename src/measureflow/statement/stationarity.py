@@ -6,6 +6,7 @@ from jaxtyping import Array, Float
 
 from measureflow.core.pytrees import (
     Particles,
+    as_matrix,
     centred,
     inner_products,
     particle_count,
@@ -23,13 +24,34 @@ def stationarity(energy: FreeEnergy, particles: Particles) -> Float[Array, ""]:
 
     At a stationary measure q has the score s_Q = −(∇V + ∫∇₁W dQ)/τ. So for τ > 0 this is the kernel
     Stein discrepancy (Liu et al., 2016; Gorham & Mackey, 2017) of the particles against their own
-    s_Q; for τ = 0 it is the norm of the Wasserstein gradient in L²(Q_N).
+    s_Q, a kernel gradient discrepancy (Chazal, Kanagawa, Shen, Korba, Oates, 2025), in coordinates that the
+    particles whiten; for τ = 0 it is the norm of the Wasserstein gradient in L²(Q_N).
     """
     gradient = energy.wasserstein_gradient(particles)
     if energy.temperature is None:
         return root_mean_square_norm(gradient)
     score = scale(-1 / energy.temperature, gradient)
-    return kernel_stein_discrepancy(particles, score)
+    return kernel_stein_discrepancy(*whitened(particles, score))
+
+
+def whitened(particles: Particles, score: Particles) -> tuple[Float[Array, "n J"], Float[Array, "n J"]]:
+    """z with θ = m + L z and L Lᵀ the particles' covariance, and the score Lᵀs; where there are not twice as
+    many particles as dimensions, L is diagonal. A kernel with one lengthscale sees nothing of a posterior
+    whose coordinates differ in scale, or are correlated."""
+    rows, slopes = as_matrix(centred(particles)), as_matrix(score)
+    n, number = rows.shape
+    deviations = jnp.sqrt(jnp.mean(jnp.square(rows), axis=0))
+    # Collapsed particles have no scale of their own.
+    deviations = jnp.where(deviations > 0, deviations, 1.0)[None]
+    rows, slopes = rows / deviations, slopes * deviations
+    if n <= 2 * number:
+        return rows, slopes
+    exact = jax.lax.Precision.HIGHEST
+    correlations = jnp.matmul(rows.T, rows, precision=exact) / n
+    ridge = 4 * number * jnp.finfo(rows.dtype).eps
+    factor = jnp.linalg.cholesky(correlations + ridge * jnp.eye(number, dtype=rows.dtype))
+    z = jax.scipy.linalg.solve_triangular(factor, rows.T, lower=True).T
+    return z, jnp.matmul(slopes, factor, precision=exact)
 
 
 def kernel_stein_discrepancy(particles: Particles, score: Particles) -> Float[Array, ""]:
