@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from measureflow import theory
+from measureflow.flows.birth_death import BirthDeath
 from measureflow.flows.ensembles import EnsemblePreconditioner
 from measureflow.flows.flow import AbstractFlow
 from measureflow.flows.integrators import EulerMaruyama, LeimkuhlerMatthews
@@ -36,6 +37,8 @@ from measureflow.runs.checkpoint import Checkpoint
 from measureflow.runs.draws import Draws
 from measureflow.runs.history import History
 from measureflow.runs.loop import run
+from measureflow.runs.sample import sample
+from measureflow.runs.sampled import Sample, SamplingWarning
 from measureflow.runs.solution import (
     DataExhaustedError,
     DivergenceError,
@@ -69,6 +72,7 @@ from measureflow.statement.divergences import KL, AbstractRegulariser, SquaredMM
 from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.functionals import AbstractFunctional, ExpectedLoss
 from measureflow.statement.moments import Moment
+from measureflow.statement.numpyro_models import NumpyroModel, from_numpyro
 from measureflow.statement.problem import (
     Problem,
     deep_ensemble,
@@ -97,6 +101,7 @@ __all__ = [
     "AbstractPreconditioner",
     "AbstractRadialKernel",
     "AbstractRegulariser",
+    "BirthDeath",
     "Certificate",
     "Checkpoint",
     "DataExhaustedError",
@@ -133,6 +138,7 @@ __all__ = [
     "Network",
     "NoClosedFormError",
     "NotStationaryWarning",
+    "NumpyroModel",
     "ParametricFlow",
     "ParametricState",
     "ParticleState",
@@ -144,6 +150,8 @@ __all__ = [
     "RankedProbabilityScore",
     "Restart",
     "RunError",
+    "Sample",
+    "SamplingWarning",
     "Solution",
     "SquaredExponential",
     "SquaredMMD",
@@ -156,6 +164,7 @@ __all__ = [
     "deep_langevin_ensemble",
     "deep_repulsive_ensemble",
     "deep_repulsive_langevin_ensemble",
+    "from_numpyro",
     "kernel_mean_embedding",
     "likelihoods",
     "load",
@@ -163,6 +172,7 @@ __all__ = [
     "metrics",
     "plots",
     "run",
+    "sample",
     "save",
     "solve",
     "theory",

@@ -115,7 +115,7 @@ def as_matrix(particles: Particles) -> Float[Array, "n J"]:
     return jnp.concatenate(rows, axis=1)
 
 
-def like_rows(matrix: Float[Array, "n J"], particles: Particles) -> Particles:
+def like_rows(matrix: Float[Array, "n J"], particles: OtherParticles) -> Particles:
     """The rows of a matrix as particles with these shapes: what `as_matrix` takes apart."""
     leaves, structure = jax.tree.flatten(particles)
     ends = np.cumsum([leaf[0].size for leaf in leaves])

@@ -1,0 +1,74 @@
+"""What `sample` returns."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from measureflow.runs.history import History
+from measureflow.spaces.measures import Empirical
+from measureflow.statement.certificate import Certificate
+
+
+class SamplingWarning(UserWarning):
+    """Draws that are not to be trusted, and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What `sample` returns.
+
+    `draws` is the pytree of θ with leading axes (particle, draw), `measure` all of them as one `Empirical`.
+    `r_hat` and `effective_draws` are shaped like θ. `gradients` counts those of each particle, one after the
+    other; `levels` those of tempering, if there were any; `replaced` the hopeless particles. `exact` says
+    whether steps were accepted or rejected, so that no step size bends the law. `problems` says why the
+    numbers are not to be trusted, if anything does; the truth value is that there is nothing.
+    """
+
+    draws: Any
+    measure: Empirical
+    certificate: Certificate
+    r_hat: Any
+    effective_draws: Any
+    gradients: int
+    history: History
+    acceptance: float
+    divergences: float
+    replaced: int
+    levels: int
+    exact: bool
+    problems: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.certificate) and not self.problems
+
+    def __repr__(self) -> str:
+        n, m = jax.tree.leaves(self.draws)[0].shape[:2]
+        trusted = "trusted" if self else "NOT to be trusted"
+        trusted += "" if self.exact else ", unadjusted"
+        return (
+            f"Sample({n} particles × {m} draws, {trusted}: R̂ ≤ {_largest(self.r_hat):.3g}, "
+            f"{self.gradients} gradients, certificate {self.certificate.statistic:.1f} of "
+            f"{self.certificate.limit:.1f} standard errors)"
+        )
+
+    def to_arviz(self, **keywords: Any) -> Any:
+        """The draws for ArviZ, particles being chains; `keywords` go to `arviz.from_dict`."""
+        try:
+            import arviz
+        except ImportError:
+            raise ImportError("to_arviz needs the package arviz; pip install arviz.") from None
+        leaves = jax.tree_util.tree_leaves_with_path(self.draws)
+        names = {
+            jax.tree_util.keystr(path, simple=True, separator=".") or "theta": leaf for path, leaf in leaves
+        }
+        return arviz.from_dict(posterior=names, **keywords)
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".") or "theta"
+
+
+def _largest(tree: Any) -> float:
+    return max(float(np.max(leaf)) for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,168 @@
+"""One call for posteriors: right numbers, or a warning."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from verification.laws import PRIOR, drle, exact
+
+import measureflow as mf
+from measureflow.runs.mixing import effective_draws, nested_r_hat
+
+KEY = jax.random.key(0)
+NUMBER = 6
+
+
+def correlated():
+    """N(m, Σ) with Σ of condition 10⁵, far from where particles begin."""
+    rng = np.random.default_rng(0)
+    root = np.linalg.qr(rng.normal(size=(NUMBER, NUMBER)))[0] * np.logspace(0, -2.5, NUMBER)
+    mean = 30 * rng.normal(size=NUMBER)
+    precision = jnp.asarray(np.linalg.inv(root @ root.T), jnp.float32)
+
+    def potential(theta):
+        away = theta["x"] - jnp.asarray(mean, jnp.float32)
+        return 0.5 * away @ jnp.matmul(precision, away, precision="highest")
+
+    return mf.Problem(potential, mf.KL(mf.Flat())), mean, root
+
+
+@pytest.fixture(scope="module")
+def result():
+    problem, _, _ = correlated()
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return mf.sample(problem, mf.Gaussian({"x": jnp.zeros(NUMBER)}, 1.0), KEY, particles=400)
+
+
+def test_an_ill_conditioned_posterior_needs_no_tuning(result):
+    _, mean, root = correlated()
+    assert result
+    assert result.exact
+    draws = result.draws["x"]
+    assert draws.shape == (400, 10, NUMBER)
+    z = (draws.reshape(-1, NUMBER) - mean) @ np.linalg.inv(root).T
+    error = 1 / np.sqrt(min(result.effective_draws["x"].min(), len(z)))
+    assert np.all(np.abs(z.mean(axis=0)) < 4 * error)
+    assert np.all(np.abs(z.var(axis=0) - 1) < 4 * np.sqrt(2) * error)
+    assert result.r_hat["x"].shape == (NUMBER,)
+    assert np.all(result.r_hat["x"] < 1.03)
+    assert 100 < result.gradients < 5_000
+    assert result.measure.particles["x"].shape == (4_000, NUMBER)
+    assert "trusted" in repr(result)
+    assert set(result.history.phase) == {"descent", "adaptation", "sampling"}
+
+
+def test_arviz_is_optional(result):
+    pytest.importorskip("numpyro")
+    try:
+        import arviz
+    except ImportError:
+        with pytest.raises(ImportError, match="to_arviz needs the package arviz; pip install arviz"):
+            result.to_arviz()
+    else:
+        assert result.to_arviz().posterior["x"].shape == (400, 10, NUMBER)
+        assert arviz.__version__
+
+
+def mixture(distance, number):
+    def potential(theta):
+        away = jnp.zeros(number).at[0].set(distance / 2)
+        left = jnp.log(0.8) - 0.5 * jnp.sum(jnp.square(theta + away))
+        return -jnp.logaddexp(left, jnp.log(0.2) - 0.5 * jnp.sum(jnp.square(theta - away)))
+
+    return mf.Problem(potential, mf.KL(mf.Flat()))
+
+
+@pytest.mark.parametrize(
+    ("distance", "number"),
+    [
+        (10.0, 2),
+        pytest.param(3.0, 2, marks=pytest.mark.slow),
+        pytest.param(6.0, 2, marks=pytest.mark.slow),
+        pytest.param(3.0, 10, marks=pytest.mark.slow),
+        pytest.param(6.0, 10, marks=pytest.mark.slow),
+        pytest.param(10.0, 10, marks=pytest.mark.slow),
+    ],
+)
+def test_separated_modes_have_their_masses(distance, number):
+    """From a start that gives each half of the mass."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mf.SamplingWarning)
+        result = mf.sample(
+            mixture(distance, number), mf.Gaussian(jnp.zeros(number), 4.0), KEY, particles=1_000
+        )
+    left = (result.draws[:, :, 0] < 0).mean(axis=1)
+    islands = np.array([part.mean() for part in np.array_split(left, 8)])
+    error = max(islands.std(ddof=1) / np.sqrt(8), np.sqrt(0.16 / 1_000))
+    assert abs(islands.mean() - 0.8) < 4 * error
+    if distance == 10:
+        assert result.levels > 0
+        assert any("masses are those of tempering" in text for text in result.problems)
+
+
+@pytest.mark.slow
+def test_a_funnel_is_not_trusted_silently():
+    """Neal's funnel in 10 dimensions: right, or warned of."""
+
+    def potential(theta):
+        scale = jnp.exp(theta[0] / 2)
+        return theta[0] ** 2 / 18 + 0.5 * jnp.sum(jnp.square(theta[1:] / scale)) + 9 * theta[0] / 2
+
+    problem = mf.Problem(potential, mf.KL(mf.Flat()))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = mf.sample(problem, mf.Gaussian(jnp.zeros(10), 1.0), KEY, particles=300)
+    first = result.draws[:, :, 0]
+    right = abs(first.mean()) < 0.3 and abs(first.std() / 3 - 1) < 0.1
+    assert right or caught
+    assert bool(result) == (not caught)
+
+
+def test_interactions_are_sampled_without_adjustment():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = mf.sample(drle(), PRIOR, KEY, particles=400)
+    assert not result.exact
+    law = exact(drle())
+    mean, deviation = law.expected_wasserstein_1(np.random.default_rng(0), 400)
+    assert law.wasserstein_1(result.draws[:, -1]) < mean + 4 * deviation
+
+
+def test_bad_input():
+    problem, _, _ = correlated()
+    with pytest.raises(ValueError, match=r"initial holds 5 particles; sample learns .* at least 20"):
+        mf.sample(problem, {"x": jnp.zeros((5, NUMBER))}, KEY)
+    with pytest.raises(ValueError, match="problem without temperature"):
+        mf.sample(mf.deep_ensemble(lambda t: jnp.sum(t**2)), jnp.zeros((30, 1)), KEY)
+    nowhere = mf.Problem(lambda t: jnp.sum(t) * jnp.nan, mf.KL(mf.Flat()))
+    with pytest.raises(ValueError, match="the potential is not finite at any particle"):
+        mf.sample(nowhere, jnp.ones((30, 1)), KEY)
+
+
+# ---- Mixing. ----
+
+
+def autoregressive(rho, n=1_000, m=10, seed=0):
+    rng = np.random.default_rng(seed)
+    path = [rng.normal(size=(n, 1))]
+    for _ in range(m):
+        path.append(rho * path[-1] + np.sqrt(1 - rho**2) * rng.normal(size=(n, 1)))
+    return path[0], np.stack(path[1:], axis=1)
+
+
+def test_nested_r_hat_is_one_where_particles_forget_and_not_where_they_do_not():
+    assert nested_r_hat(*autoregressive(0.2))[0] < 1.01
+    assert nested_r_hat(*autoregressive(0.97))[0] > 1.3
+    start, draws = autoregressive(0.0)
+    # Two modes between which nothing crosses.
+    apart = np.where(start > 0, 5.0, -5.0)
+    assert nested_r_hat(start + apart, draws + apart[:, None])[0] > 2
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.3, 0.6])
+def test_effective_draws_of_an_autoregression(rho):
+    found = effective_draws(autoregressive(rho, n=2_000, m=40)[1])[0]
+    assert found == pytest.approx(80_000 * (1 - rho) / (1 + rho), rel=0.1)

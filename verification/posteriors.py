@@ -1,0 +1,323 @@
+"""Well-known kinds of posteriors, by `mf.sample` beside NUTS: `python -m verification.posteriors`.
+
+The truth is a long run of NUTS (four chains), whose moments are stored in posteriors.json. A posterior is
+*met* where every mean is within 0.1 standard deviations and every standard deviation within 10%.
+"""
+
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jaxtyping import Array
+from numpyro.infer import MCMC, NUTS
+
+import measureflow as mf
+
+STORED = Path(__file__).with_name("posteriors.json")
+RNG = np.random.default_rng(0)
+EFFECTS = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+ERRORS = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
+
+
+def eight_schools_centred() -> None:
+    """Effects of coaching in eight schools (Rubin, 1981), centred: a funnel."""
+    mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfCauchy(5))
+    theta = numpyro.sample("theta", dist.Normal(mu, tau).expand([8]))
+    numpyro.sample("y", dist.Normal(theta, ERRORS), obs=EFFECTS)
+
+
+def eight_schools() -> None:
+    """The same, non-centred."""
+    mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfCauchy(5))
+    z = numpyro.sample("z", dist.Normal(0, 1).expand([8]))
+    numpyro.sample("y", dist.Normal(mu + tau * z, ERRORS), obs=EFFECTS)
+
+
+_MIXING = np.eye(25) + 4 * RNG.normal(size=(25, 3)) @ RNG.normal(size=(3, 25))
+_X25 = RNG.normal(size=(200, 25)) @ _MIXING
+_Y25 = _X25 @ RNG.normal(size=25) + 0.5 * RNG.normal(size=200)
+
+
+def correlated_regression() -> None:
+    """25 coefficients of inputs that are nearly collinear."""
+    beta = numpyro.sample("beta", dist.Normal(0, 3).expand([25]))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+    numpyro.sample("y", dist.Normal(_X25 @ beta, sigma), obs=_Y25)
+
+
+_X8 = np.c_[np.ones(300), 3 * RNG.normal(size=(300, 7))]
+_Y8 = (RNG.random(300) < 1 / (1 + np.exp(-_X8 @ RNG.normal(size=8)))).astype(int)
+
+
+def logistic_regression() -> None:
+    """Eight coefficients."""
+    beta = numpyro.sample("beta", dist.Normal(0, 2.5).expand([8]))
+    numpyro.sample("y", dist.Bernoulli(logits=_X8 @ beta), obs=_Y8)
+
+
+_T20 = np.linspace(0, 1, 20)
+_COUNTS = RNG.poisson(np.exp(1.5 + np.sin(6 * _T20)))
+
+
+def poisson_process() -> None:
+    """A Gaussian process as log intensity, at 20 points."""
+    scale = numpyro.sample("scale", dist.HalfNormal(1))
+    length = numpyro.sample("length", dist.InverseGamma(5, 1))
+    z = numpyro.sample("z", dist.Normal(0, 1).expand([20]))
+    distance = jnp.square(_T20[:, None] - _T20[None])
+    kernel = scale**2 * jnp.exp(-0.5 * distance / length**2) + 1e-4 * jnp.eye(20)
+    level = numpyro.sample("level", dist.Normal(0, 2))
+    numpyro.sample("y", dist.Poisson(jnp.exp(level + jnp.linalg.cholesky(kernel) @ z)), obs=_COUNTS)
+
+
+def _simulated_garch(n: int = 200) -> np.ndarray:
+    found, variance, y = [], 1.0, 0.0
+    for _ in range(n):
+        variance = 0.3 + 0.3 * y**2 + 0.5 * variance
+        y = np.sqrt(variance) * RNG.normal()
+        found.append(y)
+    return np.array(found)
+
+
+_GARCH = _simulated_garch()
+
+
+def garch() -> None:
+    """GARCH(1, 1)."""
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    omega = numpyro.sample("omega", dist.HalfNormal(1))
+    alpha = numpyro.sample("alpha", dist.Uniform(0, 1))
+    beta = numpyro.sample("beta", dist.Uniform(0, 1))
+
+    def step(variance: Array, y: Array) -> tuple:
+        new = omega + alpha * (y - mu) ** 2 + (1 - alpha) * beta * variance
+        return new, variance
+
+    _, variances = jax.lax.scan(step, jnp.asarray(1.0), jnp.asarray(_GARCH))
+    numpyro.sample("y", dist.Normal(mu, jnp.sqrt(variances)), obs=_GARCH)
+
+
+_RETURNS = RNG.normal(size=60) * np.exp(0.5 * np.cumsum(0.25 * RNG.normal(size=60)))
+
+
+def stochastic_volatility() -> None:
+    """A volatility that walks, over 60 days."""
+    sigma = numpyro.sample("sigma", dist.HalfNormal(0.5))
+    level = numpyro.sample("level", dist.Normal(0, 1))
+    phi = numpyro.sample("phi", dist.Beta(20, 1.5))
+    z = numpyro.sample("z", dist.Normal(0, 1).expand([60]))
+    _, path = jax.lax.scan(lambda h, e: (phi * h + sigma * e,) * 2, jnp.asarray(0.0), z)
+    numpyro.sample("y", dist.Normal(0, jnp.exp(0.5 * (level + path))), obs=_RETURNS)
+
+
+_STATES = np.cumsum(RNG.random(150) < 0.1) % 2
+_EMITTED = np.where(_STATES == 0, -1.0, 1.5) + 0.7 * RNG.normal(size=150)
+
+
+def hidden_markov() -> None:
+    """Two states, summed out."""
+    stay = numpyro.sample("stay", dist.Beta(8, 2).expand([2]))
+    low = numpyro.sample("low", dist.Normal(0, 2))
+    gap = numpyro.sample("gap", dist.HalfNormal(2))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+    log_emission = dist.Normal(jnp.stack([low, low + gap]), sigma).log_prob(jnp.asarray(_EMITTED)[:, None])
+    log_move = jnp.log(jnp.stack([jnp.stack([stay[0], 1 - stay[0]]), jnp.stack([1 - stay[1], stay[1]])]))
+
+    def step(alpha: Array, emission: Array) -> tuple:
+        return jax.nn.logsumexp(alpha[:, None] + log_move, axis=0) + emission, None
+
+    alpha, _ = jax.lax.scan(step, log_emission[0] - jnp.log(2.0), log_emission[1:])
+    numpyro.factor("likelihood", jax.nn.logsumexp(alpha))
+
+
+def two_modes() -> None:
+    """0.8/0.2 at distance 6, in two dimensions."""
+    x = numpyro.sample("x", dist.ImproperUniform(dist.constraints.real, (), (2,)))
+    first = jnp.log(0.8) - 0.5 * jnp.sum(jnp.square(x + jnp.array([3.0, 0.0])))
+    second = jnp.log(0.2) - 0.5 * jnp.sum(jnp.square(x - jnp.array([3.0, 0.0])))
+    numpyro.factor("density", jnp.logaddexp(first, second))
+
+
+_X15 = RNG.normal(size=(80, 15))
+_Y15 = _X15[:, 0] * 2 - _X15[:, 1] + 0.5 * RNG.normal(size=80)
+
+
+def horseshoe() -> None:
+    """A sparse regression."""
+    tau = numpyro.sample("tau", dist.HalfCauchy(0.2))
+    local = numpyro.sample("local", dist.HalfCauchy(1).expand([15]))
+    z = numpyro.sample("z", dist.Normal(0, 1).expand([15]))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+    numpyro.sample("y", dist.Normal(_X15 @ (z * local * tau), sigma), obs=_Y15)
+
+
+def _predator_prey(rates: Array, start: Array, steps: int = 100, size: float = 0.2) -> Array:
+    def slope(x: Array) -> Array:
+        return jnp.stack([rates[0] * x[0] - rates[1] * x[0] * x[1], rates[2] * x[0] * x[1] - rates[3] * x[1]])
+
+    def step(x: Array, _: None) -> tuple:
+        a = slope(x)
+        b = slope(x + size / 2 * a)
+        c = slope(x + size / 2 * b)
+        d = slope(x + size * c)
+        x = jnp.maximum(x + size / 6 * (a + 2 * b + 2 * c + d), 1e-6)
+        return x, x
+
+    return jax.lax.scan(step, start, None, length=steps)[1][4::5]
+
+
+_RATES = np.array([0.55, 0.028, 0.024, 0.8])
+_HUNTED = np.exp(
+    np.log(np.asarray(_predator_prey(jnp.asarray(_RATES), jnp.array([30.0, 4.0]))))
+    + 0.2 * RNG.normal(size=(20, 2))
+)
+
+
+def lotka_volterra() -> None:
+    """A differential equation, by Runge and Kutta."""
+    rates = numpyro.sample("rates", dist.LogNormal(jnp.log(jnp.array([0.5, 0.03, 0.03, 0.8])), 0.5))
+    start = numpyro.sample("start", dist.LogNormal(jnp.log(jnp.array([30.0, 5.0])), 0.5))
+    sigma = numpyro.sample("sigma", dist.LogNormal(-1, 0.7).expand([2]))
+    numpyro.sample("y", dist.LogNormal(jnp.log(_predator_prey(rates, start)), sigma), obs=_HUNTED)
+
+
+_XNET = np.linspace(-2, 2, 60)[:, None]
+_YNET = np.sin(2 * _XNET[:, 0]) + 0.2 * RNG.normal(size=60)
+
+
+def network() -> None:
+    """One hidden layer of 50: 151 weights. Its weights have symmetries: predictions are compared."""
+    first = numpyro.sample("first", dist.Normal(0, 1).expand([1, 50]))
+    bias = numpyro.sample("bias", dist.Normal(0, 1).expand([50]))
+    second = numpyro.sample("second", dist.Normal(0, 1).expand([50]))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(0.5))
+    mean = numpyro.deterministic("prediction", jnp.tanh(_XNET @ first + bias) @ second / jnp.sqrt(50.0))
+    numpyro.sample("y", dist.Normal(mean, sigma), obs=_YNET)
+
+
+DEVELOPED = [
+    eight_schools_centred,
+    eight_schools,
+    correlated_regression,
+    logistic_regression,
+    poisson_process,
+    garch,
+    two_modes,
+    horseshoe,
+    network,
+]
+#: Not looked at while settings were chosen.
+ASIDE = [stochastic_volatility, hidden_markov, lotka_volterra]
+MODELS = {model.__name__: model for model in (*DEVELOPED, *ASIDE)}
+#: What is compared, where it is not every site.
+COMPARED = {"network": ["prediction", "sigma"]}
+
+
+def moments(name: str, constrained: dict) -> dict[str, list]:
+    """Means and standard deviations of every compared number, of draws (case, ...)."""
+    names = COMPARED.get(name) or sorted(constrained)
+    rows = np.concatenate(
+        [np.asarray(constrained[n], np.float64).reshape(len(constrained[n]), -1) for n in names], axis=1
+    )
+    if name in ("eight_schools_centred", "eight_schools", "horseshoe"):
+        # Heavy tails: of what has no variance to speak of, the logarithm.
+        rows = np.sign(rows) * np.log1p(np.abs(rows))
+    return {"mean": rows.mean(axis=0).tolist(), "sd": rows.std(axis=0).tolist()}
+
+
+#: Known in closed form, where chains of NUTS do not cross.
+KNOWN = {
+    "two_modes": {
+        "mean": [-1.8, 0.0],
+        "sd": [float(np.sqrt(1 + 9 * 0.64)), 1.0],
+        "seconds": 0.0,
+        "gradients": 0,
+    }
+}
+
+
+def nuts(name: str, seed: int = 0, warmup: int = 800, draws: int = 2000) -> dict:
+    """Moments by NUTS, and what they cost."""
+    model = MODELS[name]
+    kernel = NUTS(model, target_accept_prob=0.99 if "centred" in name else 0.9, dense_mass=name != "network")
+    mcmc = MCMC(
+        kernel,
+        num_warmup=warmup,
+        num_samples=draws,
+        num_chains=4,
+        chain_method="sequential",
+        progress_bar=False,
+    )
+    began = time.process_time()
+    mcmc.run(jax.random.key(seed), extra_fields=("num_steps", "diverging"))
+    seconds = time.process_time() - began
+    extra = mcmc.get_extra_fields()
+    found = moments(name, mcmc.get_samples())
+    return {
+        **found,
+        "seconds": seconds,
+        "gradients": int(np.sum(extra["num_steps"])) // 4,
+        "diverging": float(np.mean(extra["diverging"])),
+    }
+
+
+def ours(name: str, seed: int = 0, particles: int = 1000) -> tuple[dict, mf.Sample, list[str]]:
+    """Moments by `mf.sample`, the sample, and what it warned of."""
+    model = mf.from_numpyro(MODELS[name])
+    start_key, key = jax.random.split(jax.random.key(seed))
+    began = time.process_time()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = mf.sample(model.problem, model.initial(start_key, particles), key)
+    seconds = time.process_time() - began
+    found = moments(name, model.constrained(result.measure.particles))
+    return (
+        {**found, "seconds": seconds, "gradients": result.gradients},
+        result,
+        [str(w.message) for w in caught],
+    )
+
+
+def compared(truth: dict, found: dict) -> tuple[float, float]:
+    """The largest error of a mean, in standard deviations, and of a standard deviation, relative."""
+    sd = np.array(truth["sd"])
+    of_mean = np.abs(np.array(found["mean"]) - np.array(truth["mean"])) / sd
+    return float(of_mean.max()), float(np.abs(np.array(found["sd"]) / sd - 1).max())
+
+
+def main(names: list[str]) -> None:
+    """The table of docs/posteriors.md."""
+    stored = (json.loads(STORED.read_text()) if STORED.exists() else {}) | KNOWN
+    for name in names or MODELS:
+        if name not in stored:
+            sys.stderr.write(f"{name}: no truth stored; python -m verification.posteriors --truth {name}\n")
+            continue
+        truth = stored[name]
+        found, _, texts = ours(name)
+        of_mean, of_sd = compared(truth, found)
+        met, warned = of_mean < 0.1 and of_sd < 0.1, bool(texts)
+        cells = [name, "yes" if met else "no", "yes" if warned else "no", f"{of_mean:.2f}", f"{of_sd:.0%}"]
+        cells += [f"{found['seconds']:.0f}", str(found["gradients"])]
+        cells += [f"{truth['seconds']:.0f}", str(truth["gradients"])]
+        print(f"| {' | '.join(cells)} |", flush=True)
+        for text in texts:
+            sys.stderr.write(f"    {text}\n")
+
+
+if __name__ == "__main__":
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["--truth"]:
+        for name in arguments[1:] or list(MODELS):
+            truth = json.loads(STORED.read_text()) if STORED.exists() else {}
+            truth[name] = nuts(name)
+            STORED.write_text(json.dumps(truth, indent=1))
+            sys.stderr.write(f"{name} {truth[name]['seconds']:.0f} s, {truth[name]['gradients']} gradients\n")
+    else:
+        main(arguments)
