@@ -11,7 +11,7 @@ from measureflow.flows.ensembles import ensemble_covariance
 from measureflow.runs.targets import Ensemble, Target, Tuning, ensemble, trajectory
 
 # The acceptance that step sizes are chosen for, and how long trajectories may become.
-ACCEPTANCE = 0.8
+ACCEPTANCE = 0.9
 MOST_LEAPS = 256
 _LEAST_LEAPS = 3
 # A covariance is made anew after so many trajectories.

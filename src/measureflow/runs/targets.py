@@ -16,7 +16,7 @@ _EXACT = jax.lax.Precision.HIGHEST
 # A trajectory that gains so much energy has left the region where the step size is stable.
 _DIVERGED = 50.0
 # So many trajectories take steps of a quarter of the common size.
-_SMALL = 0.15
+_SMALL = 0.2
 
 
 class Reference(eqx.Module):
