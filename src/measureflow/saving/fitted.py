@@ -26,7 +26,7 @@ from measureflow.saving.objects import (
 
 
 def _shifted(likelihood: Any, shift: Any) -> Any:
-    from measureflow.tables.estimators import Shifted
+    from measureflow.tables.targets import Shifted
 
     require(isinstance(likelihood, AbstractLikelihood), "its likelihood is none")
     require_floats("shift", shift)
@@ -35,7 +35,7 @@ def _shifted(likelihood: Any, shift: Any) -> Any:
 
 
 KINDS["Shifted"] = Kind(("likelihood", "shift"), _shifted)
-DESCRIBERS["measureflow.tables.estimators.Shifted"] = lambda shifted: (
+DESCRIBERS["measureflow.tables.targets.Shifted"] = lambda shifted: (
     "Shifted",
     {"likelihood": or_code(shifted.likelihood), "shift": shifted.shift},
 )
