@@ -63,7 +63,7 @@ STATEMENTS = {
         ["KL + MMD² weight", "-2.0", "drop the term"],
     ),
     "kernel weight": (lambda: -1.0 * SE, ValueError, ["kernel weight", "-1.0", "drop the term"]),
-    "sum with a number": (lambda: mf.KL(PRIOR) + 3, TypeError, ["regulariser", "3", "KL and SquaredMMD"]),
+    "sum with a number": (lambda: mf.KL(PRIOR) + 3, TypeError, ["functionals", "3", "mf.KL(prior)"]),
     "kernel plus a number": (lambda: SE + 3, TypeError, ["kernel", "3", "w * kernel"]),
     "lengthscale 0": (
         lambda: mf.SquaredExponential(0.0),

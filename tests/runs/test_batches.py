@@ -20,10 +20,8 @@ from scipy import stats
 
 import measureflow as mf
 from measureflow.core.permutations import permuted
-from measureflow.runs import sources
+from measureflow.runs import driver, program, sources
 from measureflow.runs.batches import STREAMED, Shuffled
-
-solving = sys.modules["measureflow.runs.solve"]
 
 KEYS = jax.random.split(jax.random.key(0), 6_000)
 
@@ -92,9 +90,9 @@ def quickly_compiled():
     """These programs are small and run briefly: most of their time would be the compiler's."""
     effort = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_chunk", "_finite", "_losses"):
-            program = eqx.filter_jit(getattr(solving, name).__wrapped__, compiler_options=effort)
-            patch.setattr(solving, name, program)
+        for name in ("_call", "_finite", "_losses"):
+            compiled = eqx.filter_jit(getattr(program, name).__wrapped__, compiler_options=effort)
+            patch.setattr(program, name, compiled)
         rows = jax.jit(sources._rows.__wrapped__, static_argnums=(2, 3, 4), compiler_options=effort)
         patch.setattr(sources, "_rows", rows)
         yield
@@ -135,8 +133,8 @@ def assert_used(solution, weights=WEIGHTS, steps=150):
 
 
 def counting(calls):
-    """`_chunk`, that adds the steps of each call to `calls`."""
-    chunk = solving._chunk
+    """`_call`, that adds the steps of each call to `calls`."""
+    chunk = program._call
 
     def counted(*arguments):
         calls.append(int(arguments[5]) * int(arguments[6]))
@@ -148,7 +146,7 @@ def counting(calls):
 @pytest.mark.parametrize("stack_bytes", [12, 2**28])
 @pytest.mark.parametrize(("seconds", "record_every"), [(0.0, 1), (0.003, 7), (100.0, 7), (100.0, 70)])
 def test_a_run_uses_one_batch_a_step_and_asks_for_no_more(seconds, record_every, stack_bytes, monkeypatch):
-    monkeypatch.setattr(solving, "_SECONDS", seconds)
+    monkeypatch.setattr(driver, "_SECONDS", seconds)
     monkeypatch.setattr(sources, "_STACK_BYTES", stack_bytes)
     assert sources.Stream(batches()).most == min(STREAMED, stack_bytes // 4)
     data = batches()
@@ -157,7 +155,7 @@ def test_a_run_uses_one_batch_a_step_and_asks_for_no_more(seconds, record_every,
 
 
 def test_the_next_batches_are_asked_for_during_a_call(monkeypatch):
-    asked, chunk, seen = threading.Condition(), solving._chunk, []
+    asked, chunk, seen = threading.Condition(), program._call, []
     count = 0
 
     def watched():
@@ -175,7 +173,7 @@ def test_the_next_batches_are_asked_for_during_a_call(monkeypatch):
                 seen.append(asked.wait_for(lambda: count > end, timeout=20))
         return chunk(problem, flow, state, stacked, key, records, steps, *more)
 
-    monkeypatch.setattr(solving, "_chunk", slow)
+    monkeypatch.setattr(program, "_call", slow)
     assert_used(solve(watched()))
     assert len(seen) >= 2
     assert all(seen)
@@ -186,7 +184,7 @@ def test_what_an_iterator_raises_is_raised_by_the_run(monkeypatch):
         yield from batches(WEIGHTS[:70])
         raise LookupError("no such file")
 
-    monkeypatch.setattr(solving, "_chunk", counting(calls := []))
+    monkeypatch.setattr(program, "_call", counting(calls := []))
     with pytest.raises(LookupError, match="no such file") as caught:
         solve(unlucky())
     assert "unlucky" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
@@ -369,7 +367,7 @@ BAD = {
 @pytest.mark.parametrize("place", [1, 30])
 def test_a_batch_unlike_the_others_is_refused_when_it_is_due(name, place, monkeypatch):
     bad, message = BAD[name]
-    monkeypatch.setattr(solving, "_chunk", counting(calls := []))
+    monkeypatch.setattr(program, "_call", counting(calls := []))
     with pytest.raises(TypeError if name == "words" else ValueError, match=message):
         solve(iter([*batches(WEIGHTS[:place]), bad, *batches()]))
     assert sum(calls) == place

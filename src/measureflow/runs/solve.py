@@ -13,7 +13,7 @@ from jaxtyping import Array, Key
 from measureflow.core.devices import require_mesh
 from measureflow.core.pytrees import particle_count
 from measureflow.core.validation import require_count, typed_key
-from measureflow.flows.counting import counted
+from measureflow.flows.counting import begun
 from measureflow.flows.flow import AbstractFlow
 from measureflow.runs.batches import AbstractBatches
 from measureflow.runs.checkpoint import Checkpoint, Saved, Store
@@ -135,9 +135,8 @@ def solve(
 
 
 def _begun(problem: Problem, flow: AbstractFlow, initial: Any) -> tuple[AbstractFlow, Any, AbstractMeasure]:
-    """The flow, its state at `initial`, and the measure of that. What has a `step` is a state."""
-    flow = counted(flow, problem, initial)
-    state = flow.resume(problem, initial) if hasattr(initial, "step") else flow.init(problem, initial)
+    """The flow, its state at `initial`, and the measure of that."""
+    flow, state = begun(flow, problem, initial)
     measure = flow.measure(state)
     if not isinstance(measure, AbstractMeasure):
         raise TypeError(
