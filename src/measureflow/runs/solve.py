@@ -97,7 +97,7 @@ def solve(
     data: Any = None,
     batch_size: int | None = None,
     record_every: int | None = None,
-    progress: bool = False,
+    progress: bool | str = False,
     checkpoint: Checkpoint | None = None,
     on_divergence: str = "raise",
     mesh: Mesh | None = None,
@@ -109,7 +109,7 @@ def solve(
     case (with `batch_size`, shuffled epochs, the remainder dropped), on the device or on a disk
     (memory-mapped, h5py, Zarr: rows are read as they are needed); or an iterator of batches, asked in another
     thread while the device computes. `steps=0` records and returns the beginning. The same key gives the
-    same result.
+    same result. `progress` shows a bar on stderr, named by it if it is a text.
 
     With a `checkpoint`, the same call resumes a run that was cut off, and returns at once if it was finished;
     `steps` may have grown. Ctrl-C and SIGTERM stop after the steps under way and raise `Interrupted`, which
@@ -187,7 +187,7 @@ class _Run:
         flow, counts = place(self.mesh, (flow, counts))
         return _chunk(self.problem, flow, state, batches, self.key, counts[0], counts[1], self.mesh)
 
-    def from_state(self, state: Any, steps: int, record_every: int | None, progress: bool) -> Solution:
+    def from_state(self, state: Any, steps: int, record_every: int | None, progress: bool | str) -> Solution:
         state = self.flow.spread(state, self.mesh)
         first, end = int(state.step), int(state.step) + steps
         saved = None if self.store is None else self.store.latest(state)
@@ -198,7 +198,13 @@ class _Run:
         else:
             state = self._resume(saved, first, end)
         with (
-            tqdm(total=steps, initial=int(state.step) - first, unit="step", disable=not progress) as bar,
+            tqdm(
+                total=steps,
+                desc=progress if isinstance(progress, str) else None,
+                initial=int(state.step) - first,
+                unit="step",
+                disable=not progress,
+            ) as bar,
             Signals() as signals,
         ):
             while int(state.step) < end and not agreed(signals.caught is not None):
