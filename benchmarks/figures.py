@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from benchmarks.timing import larger_half
-from measureflow.study.paper.claims import COLOURS
+from measureflow.prediction.colours import COLOURS
 
 Result = dict[str, Any]
 GREY = "0.55"

@@ -1,6 +1,6 @@
 """Runs of the four ensembles, stored before the core was opened: they must give the same particles still.
 
-`python -m tests.stored_runs` writes `stored_runs.npz` anew; there should never be a reason to.
+`python tests/stored_runs.py` writes `stored_runs.npz` anew; there should never be a reason to.
 """
 
 import platform
@@ -17,7 +17,7 @@ STORED = Path(__file__).with_name("stored_runs.npz")
 STEPS = 60
 
 
-def _machine() -> str:
+def machine() -> str:
     """What decides the last bit: the compiler, and which instructions the processor has."""
     flags = next((line for line in _processor() if line.startswith("flags")), platform.processor())
     widest = next((name for name in ("avx512f", "avx2") if name in flags.split()), platform.machine())
@@ -80,4 +80,4 @@ def _flow(kind, *arguments):
 
 
 if __name__ == "__main__":
-    np.savez_compressed(STORED, machine=np.array(_machine()), **runs())
+    np.savez_compressed(STORED, machine=np.array(machine()), **runs())

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from measureflow.prediction.plots import save_figure
+from measureflow.study.figures import save_figure
 from measureflow.study.uci import (
     COVERAGE,
     METHODS,

@@ -1,23 +1,41 @@
 """State a learning problem over probability measures; measureflow derives the algorithm that solves it."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from measureflow import theory
-from measureflow.flows.parametric import FullRankGaussian, MeanFieldGaussian, ParametricFlow, ParametricState
-from measureflow.flows.preconditioners import FixedPreconditioner, RMSPreconditioner
+from measureflow.flows.flow import AbstractFlow
+from measureflow.flows.parametric import (
+    AbstractFamily,
+    FullRankGaussian,
+    MeanFieldGaussian,
+    ParametricFlow,
+    ParametricState,
+)
+from measureflow.flows.preconditioners import (
+    AbstractPreconditioner,
+    FixedPreconditioner,
+    RMSPreconditioner,
+)
 from measureflow.flows.wasserstein import ParticleState, WassersteinFlow
 from measureflow.networks import likelihoods
-from measureflow.networks.likelihoods import MeanSquaredError, NegativeLogLikelihood
+from measureflow.networks.likelihoods import AbstractLikelihood, MeanSquaredError, NegativeLogLikelihood
 from measureflow.networks.network import Network
-from measureflow.numerics.interactions import ExactInteractions, RandomBatches, RandomFeatures
+from measureflow.numerics.interactions import (
+    AbstractInteractions,
+    ExactInteractions,
+    RandomBatches,
+    RandomFeatures,
+)
 from measureflow.prediction import metrics
 from measureflow.prediction.predictive import Mixture, Predictive
 from measureflow.runs.checkpoint import Checkpoint
+from measureflow.runs.draws import Draws
+from measureflow.runs.history import History
 from measureflow.runs.loop import run
 from measureflow.runs.solution import (
     DataExhaustedError,
     DivergenceError,
-    History,
     Interrupted,
     Restart,
     RunError,
@@ -27,15 +45,26 @@ from measureflow.runs.solve import solve
 from measureflow.saving.kinds import FileFormatError, load, save
 from measureflow.spaces.embeddings import NoClosedFormError, kernel_mean_embedding
 from measureflow.spaces.kernels import (
+    AbstractKernel,
+    AbstractRadialKernel,
     InverseMultiquadric,
     Matern,
     SquaredExponential,
     Whiten,
     median_heuristic,
 )
-from measureflow.spaces.measures import Empirical, Flat, FromDistribution, Gaussian, Uniform
-from measureflow.statement.divergences import KL, SquaredMMD
+from measureflow.spaces.measures import (
+    AbstractMeasure,
+    Empirical,
+    Flat,
+    FromDistribution,
+    Gaussian,
+    Uniform,
+)
+from measureflow.statement.divergences import KL, AbstractRegulariser, SquaredMMD
 from measureflow.statement.free_energy import FreeEnergy
+from measureflow.statement.functionals import AbstractFunctional, ExpectedLoss
+from measureflow.statement.moments import Moment
 from measureflow.statement.problem import (
     Problem,
     deep_ensemble,
@@ -43,21 +72,36 @@ from measureflow.statement.problem import (
     deep_repulsive_ensemble,
     deep_repulsive_langevin_ensemble,
 )
+from measureflow.statement.scores import KernelScore, LogScore, RankedProbabilityScore
 
 if TYPE_CHECKING:
+    from measureflow.prediction import plots
+    from measureflow.study import datasets
     from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor, cross_validate
 
 __version__ = "0.1.0"
 
 __all__ = [
     "KL",
+    "AbstractFamily",
+    "AbstractFlow",
+    "AbstractFunctional",
+    "AbstractInteractions",
+    "AbstractKernel",
+    "AbstractLikelihood",
+    "AbstractMeasure",
+    "AbstractPreconditioner",
+    "AbstractRadialKernel",
+    "AbstractRegulariser",
     "Checkpoint",
     "DataExhaustedError",
     "DivergenceError",
+    "Draws",
     "Empirical",
     "EnsembleClassifier",
     "EnsembleRegressor",
     "ExactInteractions",
+    "ExpectedLoss",
     "FileFormatError",
     "FixedPreconditioner",
     "Flat",
@@ -68,10 +112,13 @@ __all__ = [
     "History",
     "Interrupted",
     "InverseMultiquadric",
+    "KernelScore",
+    "LogScore",
     "Matern",
     "MeanFieldGaussian",
     "MeanSquaredError",
     "Mixture",
+    "Moment",
     "NegativeLogLikelihood",
     "Network",
     "NoClosedFormError",
@@ -83,6 +130,7 @@ __all__ = [
     "RMSPreconditioner",
     "RandomBatches",
     "RandomFeatures",
+    "RankedProbabilityScore",
     "Restart",
     "RunError",
     "Solution",
@@ -92,6 +140,7 @@ __all__ = [
     "WassersteinFlow",
     "Whiten",
     "cross_validate",
+    "datasets",
     "deep_ensemble",
     "deep_langevin_ensemble",
     "deep_repulsive_ensemble",
@@ -101,19 +150,25 @@ __all__ = [
     "load",
     "median_heuristic",
     "metrics",
+    "plots",
     "run",
     "save",
     "solve",
     "theory",
 ]
 
-_ESTIMATORS = ("EnsembleClassifier", "EnsembleRegressor", "cross_validate")
+# Imported when they are asked for: scikit-learn and matplotlib take a while.
+_LATER = {
+    "EnsembleClassifier": "measureflow.tables.estimators",
+    "EnsembleRegressor": "measureflow.tables.estimators",
+    "cross_validate": "measureflow.tables.estimators",
+    "datasets": "measureflow.study.datasets",
+    "plots": "measureflow.prediction.plots",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """The estimators, imported when they are asked for: scikit-learn takes a while."""
-    if name not in _ESTIMATORS:
+    if name not in _LATER:
         raise AttributeError(f"module 'measureflow' has no attribute {name!r}")
-    from measureflow.tables import estimators
-
-    return getattr(estimators, name)
+    module = importlib.import_module(_LATER[name])
+    return module if module.__name__.endswith(f".{name}") else getattr(module, name)

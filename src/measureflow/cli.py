@@ -60,7 +60,7 @@ def demo(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an earlier demo in that folder.")] = False,
 ) -> None:
     """DE, DLE, DRE, DRLE and FD-GVI on the paper's one-dimensional loss, against their exact targets."""
-    from measureflow.prediction.plots import demo_figure
+    from measureflow.study.figures import demo_figure
 
     picture, numbers = out / "demo.png", out / "demo.json"
     existing = [str(path) for path in (picture, numbers) if path.exists()]
@@ -108,7 +108,7 @@ def reproduce(
 
 def _reproduced(name: str, folder: Path, seed: int, quick: bool) -> int:
     """How many claims of theory do not hold; all that was found is shown, and written."""
-    from measureflow.prediction.plots import save_figure
+    from measureflow.study.figures import save_figure
 
     began = time.perf_counter()
     result = run_reproduction(name, seed, quick=quick, progress=_has_bars())
@@ -134,7 +134,7 @@ def uci(
     force: Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")] = False,
 ) -> None:
     """Test scores on the canonical splits of the nine UCI sets, next to published ones."""
-    from measureflow.prediction.plots import save_figure
+    from measureflow.study.figures import save_figure
 
     names = _chosen("--sets", sets, SETS)
     chosen_methods = _chosen("--methods", methods, METHODS)

@@ -4,7 +4,6 @@ import warnings
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import numpyro.distributions as dist
 import optax
@@ -13,14 +12,7 @@ from helpers import key
 
 import measureflow as mf
 
-
-@pytest.fixture(autouse=True)
-def as_a_user_runs_it():
-    """No type checker, and JAX's own rules of promotion: nothing but our messages stands in the way."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+pytestmark = pytest.mark.usefixtures("as_a_user_runs_it")
 
 
 def loss(theta):

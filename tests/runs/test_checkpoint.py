@@ -138,17 +138,16 @@ class CutError(Exception):
 @contextlib.contextmanager
 def at_step(step, act):
     """Do something between two compiled calls, once, as soon as a run has come to `step`."""
-    before, done = solving._Run._next, []
+    before, done = solving.SolveRun.advance, []
 
-    def then(run, state, end, bar):
-        after = before(run, state, end, bar)
-        if int(after.step) >= step and not done:
-            done.append(int(after.step))
+    def then(run, budget, end):
+        before(run, budget, end)
+        if run.step >= step and not done:
+            done.append(run.step)
             act()
-        return after
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(solving._Run, "_next", then)
+        patch.setattr(solving.SolveRun, "advance", then)
         yield done
     assert done, f"the run never came to step {step}"
 
@@ -194,7 +193,7 @@ def test_a_run_that_was_cut_off_resumes_by_itself_to_the_bit(kind, tmp_path, cap
 
 
 def test_a_finished_run_returns_at_once(finished, straight, capsys, monkeypatch):
-    monkeypatch.setattr(solving._Run, "call", lambda *arguments: pytest.fail("something was computed"))
+    monkeypatch.setattr(solving.Program, "call", lambda *arguments: pytest.fail("something was computed"))
     before = sorted(finished.rglob("*"))
     assert_identical(solve(folder=finished), straight)
     assert capsys.readouterr().err == f"measureflow: {finished}: finished\n"
@@ -599,14 +598,14 @@ def test_a_second_sigterm_changes_nothing(tmp_path):
 @pytest.mark.parametrize("name", ["_record", "_save"])
 def test_a_signal_at_the_end_is_not_lost(name, tmp_path, straight, monkeypatch):
     """The run is finished, and whoever sent the signal wants the program to stop."""
-    before = getattr(solving._Run, name)
+    before = getattr(solving.SolveRun, name)
 
-    def signalled(run, state):
-        if int(state.step) == STEPS:
+    def signalled(run, *arguments):
+        if run.step == STEPS:
             signal.raise_signal(signal.SIGTERM)
-        before(run, state)
+        before(run, *arguments)
 
-    monkeypatch.setattr(solving._Run, name, signalled)
+    monkeypatch.setattr(solving.SolveRun, name, signalled)
     with pytest.raises(mf.Interrupted, match="SIGTERM at step 300 of 300") as caught:
         solve(folder=tmp_path / "run")
     assert_identical(caught.value.solution, straight)

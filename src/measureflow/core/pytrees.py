@@ -100,6 +100,11 @@ def total(x: PyTree) -> Float[Array, ""]:
     return sum((jnp.sum(leaf) for leaf in jax.tree.leaves(x)), start=jnp.zeros(()))
 
 
+def weighted_mean(values: Float[Array, " n"], weights: Float[Array, " n"] | None) -> Float[Array, ""]:
+    """(1/n) Σᵢ wᵢ vᵢ: divided by n, so that batches are unbiased."""
+    return jnp.mean(values if weights is None else weights.astype(values.dtype) * values)
+
+
 def squared_norm(x: Parameters) -> Float[Array, ""]:
     """‖x‖²."""
     return total(jax.tree.map(jnp.square, x))

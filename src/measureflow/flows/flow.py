@@ -1,76 +1,116 @@
-"""What a flow is: a state, a pure step, and the measure that a state stands for."""
+"""What a flow is: a state, a pure step, and the measure that a state stands for. All else has a default."""
 
 import abc
-from collections.abc import Callable
+import functools
 from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from measureflow.core.devices import place
-from measureflow.core.pytrees import shapes_of, shown_shapes
-from measureflow.spaces.measures import AbstractMeasure
+from measureflow.core.pytrees import Particles, particle_count, shapes_of, shown_shapes
+from measureflow.flows.observing import observed
+from measureflow.spaces.measures import AbstractMeasure, Empirical
 from measureflow.statement.problem import Problem
 
 
 class AbstractFlow(eqx.Module):
-    """How a problem is solved: a state, a pure step, and the measure that a state stands for."""
+    """How a problem is solved.
+
+    `init`, `step` and `measure` make a flow. A state is any pytree of arrays. It should have a field `step`,
+    the number of steps taken, which every step raises by one, and randomness is then `key` folded with it:
+    `jax.random.fold_in(key, state.step)`, so that resuming is exact. A state without one is counted by
+    `solve`, which gives every step a key of its own.
+    """
 
     #: What `finite` counts, and what to try where they are not.
-    movers: ClassVar[str]
-    remedy: ClassVar[str]
-    #: Whether a part of what moves can be restarted from the rest.
-    restarts: ClassVar[bool] = False
+    movers: ClassVar[str] = "particles"
+    remedy: ClassVar[str] = "smaller steps"
 
     @abc.abstractmethod
     def init(self, problem: Problem, initial: Any) -> Any:
         """The state at step 0."""
 
     @abc.abstractmethod
-    def resume(self, problem: Problem, state: Any) -> Any:
-        """A state to continue from, if it is one of this flow and problem; else an error."""
-
-    @abc.abstractmethod
     def step(self, problem: Problem, state: Any, batch: PyTree, key: Key[Array, ""]) -> Any:
-        """One step. Randomness is `key` folded with the state's step, so resuming is exact."""
+        """One step, on the batch of this step (None where there is no data)."""
 
     @abc.abstractmethod
     def measure(self, state: Any) -> AbstractMeasure:
-        """Q."""
+        """Q: an `Empirical` of the particles, or any other measure."""
 
-    @abc.abstractmethod
+    def resume(self, problem: Problem, state: Any) -> Any:
+        """A state to continue from, if its structure and shapes are those of this flow and problem."""
+        try:
+            measure = self.measure(state)
+        except (AttributeError, TypeError, KeyError, IndexError):
+            raise TypeError(
+                f"initial is a {type(state).__name__}, which {type(self).__name__} cannot continue from; "
+                "pass solution.measure.particles to begin anew."
+            ) from None
+        initial = measure.particles if isinstance(measure, Empirical) else measure
+        expected = eqx.filter_eval_shape(self.init, problem, initial)
+        if shapes_of(state) != shapes_of(expected):
+            raise ValueError(
+                "initial is a state of another flow or problem: its arrays are "
+                f"{shown_shapes(state)}, expected {shown_shapes(expected)}; begin anew from "
+                "solution.measure.particles."
+            )
+        return state
+
     def finite(self, state: Any) -> Bool[Array, " n"]:
-        """Which particles, or whether the parameters, are finite numbers."""
+        """Which particles are finite numbers; where there are none, whether the whole state is."""
+        measure = self.measure(state)
+        if isinstance(measure, Empirical):
+            return finite_particles(measure.particles)
+        return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(state)]))[None]
 
-    @abc.abstractmethod
     def observe(
         self, problem: Problem, state: Any, batch: PyTree, key: Key[Array, ""], sampled_share: float
     ) -> dict[str, Float[Array, ""]]:
-        """What history records of a state, on the batch of its step."""
+        """What history records of a state, on the batch of its step: names and numbers. By default the
+        energies and forces of the particles; nothing where there are none."""
+        measure = self.measure(state)
+        return observed(problem, measure.particles, batch) if isinstance(measure, Empirical) else {}
 
-    def rearranged(self, state: Any, sources: Int[Array, " n"]) -> Any:
-        """The state in which particle i is what particle sources[i] was."""
-        raise NotImplementedError(f"{type(self).__name__} has no particles to rearrange.")
+    def on(self, mesh: Mesh) -> "AbstractFlow":
+        """The same flow, for particles that are cut over a mesh of devices."""
+        return self
 
-    def on(self, mesh: Mesh | None) -> "AbstractFlow":
-        """The same flow, for particles that are cut over a mesh of devices, if there is one."""
-        if mesh is None:
-            return self
-        raise ValueError(
-            f"mesh={mesh} was given for {type(self).__name__}, which has no particles to cut over it; use "
-            "WassersteinFlow, or leave the mesh out."
-        )
-
-    def spread(self, state: Any, mesh: Mesh | None) -> Any:
-        """The state on a mesh: what belongs to single particles cut over it, all else on every device."""
-        return place(mesh, state)
-
-    @abc.abstractmethod
     def tabulated(self, first: int, used: int, length: int) -> "AbstractFlow":
         """The same flow for steps first, …, first + used − 1, its schedules as arrays of `length`."""
+        return self
+
+
+def finite_particles(particles: Particles) -> Bool[Array, " n"]:
+    """Which particles are finite numbers."""
+    leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(particles)]
+    return functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(leaf), axis=1) for leaf in leaves])
+
+
+def particle_leaves(flow: AbstractFlow, problem: Problem, state: Any) -> tuple[bool, ...]:
+    """Which leaves of a state have a row for every particle: those that grow where there is a particle more.
+    They are cut over a mesh, and go with a particle that is restarted."""
+    measure = flow.measure(state)
+    leaves = jax.tree.leaves(state)
+    if not isinstance(measure, Empirical):
+        return (False,) * len(leaves)
+    n = particle_count(measure.particles)
+    more = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((n + 1, *leaf.shape[1:]), leaf.dtype), measure.particles
+    )
+    grown = jax.tree.leaves(eqx.filter_eval_shape(flow.init, problem, more))
+    return tuple(a.shape[:1] == (n,) and b.shape[:1] == (n + 1,) for a, b in zip(leaves, grown, strict=True))
+
+
+def rearranged(state: Any, rows: tuple[bool, ...], sources: Int[Array, " n"]) -> Any:
+    """The state in which particle i is what particle sources[i] was; `rows` as `particle_leaves` says."""
+    leaves, structure = jax.tree.flatten(state)
+    moved = [leaf[sources] if has_rows else leaf for leaf, has_rows in zip(leaves, rows, strict=True)]
+    return jax.tree.unflatten(structure, moved)
 
 
 def require_optimiser(optimiser: Any) -> None:
@@ -79,23 +119,6 @@ def require_optimiser(optimiser: Any) -> None:
         raise TypeError(
             f"optimiser must be an Optax optimiser, got {optimiser!r}; for example optax.adam(1e-2)."
         )
-
-
-def require_state(flow: AbstractFlow, kind: type, state: Any, fresh: Callable[[], Any]) -> Any:
-    """`state`, if it is of the kind, structure and shapes of a fresh one."""
-    if not isinstance(state, kind):
-        raise TypeError(
-            f"initial is a {type(state).__name__}, which {type(flow).__name__} cannot continue from; pass a "
-            f"{kind.__name__}, or solution.measure.particles to begin anew."
-        )
-    expected = eqx.filter_eval_shape(fresh)
-    if shapes_of(state) != shapes_of(expected):
-        raise ValueError(
-            "initial is a state of another flow or problem: its arrays are "
-            f"{shown_shapes(state)}, expected {shown_shapes(expected)}; begin anew from "
-            "solution.measure.particles."
-        )
-    return state
 
 
 def optimiser_step(

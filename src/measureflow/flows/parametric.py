@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from measureflow.core.pytrees import Parameters, Particles, as_matrix, particle_count, squared_norm
 from measureflow.core.validation import require_count, require_particles
-from measureflow.flows.flow import AbstractFlow, optimiser_step, require_optimiser, require_state
+from measureflow.flows.flow import AbstractFlow, optimiser_step, require_optimiser
 from measureflow.numerics.integration import draws
 from measureflow.spaces.measures import Empirical, Gaussian
 from measureflow.statement.problem import Problem, value_parts
@@ -76,8 +76,18 @@ class ParametricState(eqx.Module):
 class ParametricFlow(AbstractFlow):
     """Descends ν ↦ L(Q_ν) = E[ℓ(θ)] + Σ w D(Q_ν, P), θ = m + L z reparametrised by z ~ N(0, I).
 
-    The loss is a mean over `samples` draws per step. KL to a Gaussian or flat reference, and MMD² of a
-    squared exponential kernel to a Gaussian, are exact; other divergences use the same draws.
+    KL to a Gaussian or flat reference, and MMD² of a squared exponential kernel to a Gaussian, are exact. All
+    else is a sum over draws: unbiased for a loss, but a nonlinear functional such as the log score is that of
+    the draws' mixture, biased by O(1/samples).
+
+    Parameters
+    ----------
+    family
+        The family of Gaussians.
+    optimiser
+        Any Optax optimiser.
+    samples
+        The number of draws per step.
     """
 
     family: AbstractFamily
@@ -101,12 +111,6 @@ class ParametricFlow(AbstractFlow):
         parameters = self.family.parameters(initial)
         return ParametricState(parameters, jnp.zeros((), jnp.int32), self.optimiser.init(parameters))
 
-    def resume(self, problem: Problem, state: Any) -> ParametricState:
-        def fresh() -> ParametricState:
-            return self.init(problem, self.family.member(state.parameters))
-
-        return require_state(self, ParametricState, state, fresh)
-
     def finite(self, state: ParametricState) -> Bool[Array, "1"]:
         leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.parameters)]
         return jnp.all(jnp.stack(leaves))[None]
@@ -126,7 +130,7 @@ class ParametricFlow(AbstractFlow):
     ) -> dict[str, Float[Array, ""]]:
         """An unbiased estimate of the summands of L(Q_ν)."""
         member = self.family.member(parameters)
-        return value_parts(problem, member, draws(member.sample(key, self.samples)), batch)
+        return value_parts(problem, member, draws(member, key, self.samples), batch)
 
     def _objective(self, *arguments: Any) -> Float[Array, ""]:
         return sum(self.objective_parts(*arguments).values(), start=jnp.zeros(()))
@@ -141,9 +145,6 @@ class ParametricFlow(AbstractFlow):
 
     def measure(self, state: ParametricState) -> Gaussian:
         return self.family.member(state.parameters)
-
-    def tabulated(self, first: int, used: int, length: int) -> "ParametricFlow":
-        return self
 
     def observe(
         self,

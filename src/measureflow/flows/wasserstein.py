@@ -8,28 +8,27 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from measureflow.core.devices import PARTICLES, place
 from measureflow.core.noise import standard_normal
 from measureflow.core.pytrees import (
     Parameters,
     Particles,
     add,
+    dimension,
     particle_count,
-    particle_dimension,
-    root_mean_square_norm,
     split_in_half,
-    squared_norm,
     strong,
     subtract,
+    total,
 )
 from measureflow.core.validation import positive_number, require_particles, require_positive
-from measureflow.flows.flow import AbstractFlow, optimiser_step, require_optimiser, require_state
+from measureflow.flows.flow import AbstractFlow, finite_particles, optimiser_step, require_optimiser
+from measureflow.flows.observing import observed
 from measureflow.flows.preconditioners import AbstractPreconditioner
 from measureflow.flows.schedules import Tabulated
-from measureflow.numerics.interactions import AbstractInteractions, ExactInteractions
+from measureflow.numerics.interactions import AbstractInteractions, ExactInteractions, RandomBatches
 from measureflow.numerics.ring import RingInteractions
 from measureflow.spaces.measures import Empirical
 from measureflow.statement.free_energy import FreeEnergy
@@ -58,15 +57,26 @@ def _momentum(value: Any) -> Float[Array, ""] | None:
 
 
 class WassersteinFlow(AbstractFlow):
-    """The flow of F(Q) = ∫V dQ + ½∬W dQdQ + τ∫log q dQ, by Euler–Maruyama on N particles:
+    """The flow of F(Q) = ∫V dQ + ½∬W dQdQ + τ∫log q dQ + R(Q), by Euler–Maruyama on N particles:
 
-        θᵢ ← θᵢ − η g (∇V(θᵢ) + (1/N) Σⱼ ∇₁W(θᵢ, θⱼ)) + √(2ητg) Zᵢ
+        θᵢ ← θᵢ − η g (∇V(θᵢ) + (1/N) Σⱼ ∇₁W(θᵢ, θⱼ) + ∇_W R(θᵢ)) + √(2ητg) Zᵢ
 
-    `step_size` η is a number or any Optax schedule. `preconditioner` is g (default 1). `momentum` β puts the
-    running mean m ← βm + (1 − β)(∇V + ∫∇₁W dQ), divided by 1 − βᵗ, in the drift's place: noise of batches
-    is averaged out of it, the noise Z stays as it is, and the invariant law as η → 0 stays q*. Where τ = 0,
-    any Optax `optimiser` may take the steps instead, for each particle on its own. `interactions` says how
-    the sum over j is made: exactly by default, or by `RandomBatches` or `RandomFeatures`, which are unbiased.
+    Parameters
+    ----------
+    step_size
+        η, a number or any Optax schedule.
+    preconditioner
+        g, which scales drift and noise alike; 1 by default.
+    optimiser
+        Where τ = 0, any Optax optimiser may take the steps instead, for each particle on its own.
+    momentum
+        β, an optimiser's device: the running mean m ← βm + (1 − β)·drift, divided by 1 − βᵗ, takes the
+        drift's place, and noise of batches is averaged out of it. The noise Z stays as it is, so that
+        momentum heats the chain: for V = aθ²/2 its variance is about 1 + ηa(β/(1 − β) + ½) times the right
+        one. History records the first part of that as `momentum_heat`; to draw from q*, leave momentum out.
+    interactions
+        How the sum over j is made: exactly by default, or by `RandomBatches` or `RandomFeatures`, which are
+        unbiased.
     """
 
     step_size: Float[Array, ""] | Callable[[Int[Array, ""]], Any] | None = eqx.field(
@@ -76,11 +86,7 @@ class WassersteinFlow(AbstractFlow):
     optimiser: optax.GradientTransformation | None = None
     momentum: Float[Array, ""] | None = eqx.field(converter=_momentum, default=None)
     interactions: AbstractInteractions = ExactInteractions()
-    movers: ClassVar[str] = "particles"
-    restarts: ClassVar[bool] = True
-    remedy: ClassVar[str] = (
-        "a smaller step_size, a schedule that starts smaller, or preconditioner=mf.RMSPreconditioner(...)"
-    )
+    remedy: ClassVar[str] = "a smaller step_size, or a schedule that starts smaller"
 
     def __check_init__(self) -> None:
         if (self.step_size is None) == (self.optimiser is None):
@@ -120,11 +126,8 @@ class WassersteinFlow(AbstractFlow):
         drift = None if self.momentum is None else jax.tree.map(jnp.zeros_like, particles)
         return ParticleState(particles, jnp.zeros((), jnp.int32), memory, drift)
 
-    def resume(self, problem: Problem, state: Any) -> ParticleState:
-        return require_state(self, ParticleState, state, lambda: self.init(problem, state.particles))
-
     def _require_no_temperature(self, problem: Problem) -> None:
-        temperature = problem.free_energy().temperature
+        temperature = problem.temperature()
         if temperature is not None:
             raise ValueError(
                 f"optimiser was given for a problem with temperature τ = {temperature}: noise through an "
@@ -160,8 +163,23 @@ class WassersteinFlow(AbstractFlow):
         return ParticleState(particles, state.step + 1, memory, drift)
 
     def _gradient(self, energy: FreeEnergy, particles: Particles, step_key: Key[Array, ""]) -> Particles:
-        # Apart from the noise, which is drawn with the step's key itself.
-        return energy.wasserstein_gradient(particles, self.interactions, jax.random.fold_in(step_key, 1))
+        """The drift, its interaction summed as this flow sums pairs."""
+        gradient = energy.potential_gradient(particles)
+        if energy.interaction is not None:
+            force = self.interactions.gradient(energy.interaction, particles, _pairs_key(step_key))
+            gradient = add(gradient, force)
+        if energy.rest is None:
+            return gradient
+        self._require_all_particles()
+        return add(gradient, energy.rest_gradient(particles))
+
+    def _require_all_particles(self) -> None:
+        some_only = isinstance(self.interactions, RandomBatches)
+        if some_only:
+            raise ValueError(
+                f"interactions={self.interactions} sees some particles at a time, and a nonlinear functional "
+                "of them is biased then; use mf.ExactInteractions()."
+            )
 
     def step_size_at(self, step: Int[Array, ""]) -> Float[Array, ""]:
         """η of this step."""
@@ -172,31 +190,17 @@ class WassersteinFlow(AbstractFlow):
         return Empirical(state.particles)
 
     def finite(self, state: ParticleState) -> Bool[Array, " n"]:
-        leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(state.particles)]
-        finite = functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(leaf), axis=1) for leaf in leaves])
-        if self.preconditioner is not None:
-            # One that has overflowed is 0 for ever: all particles would stand still, and be finite.
-            known = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.memory)]
-            finite = functools.reduce(jnp.logical_and, known, finite)
-        return finite
+        finite = finite_particles(state.particles)
+        if self.preconditioner is None:
+            return finite
+        # One that has overflowed is 0 for ever: all particles would stand still, and be finite.
+        known = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.memory)]
+        return functools.reduce(jnp.logical_and, known, finite)
 
-    def rearranged(self, state: ParticleState, sources: Int[Array, " n"]) -> ParticleState:
-        memory = state.memory if self.optimiser is None else _picked(state.memory, sources)
-        return ParticleState(
-            _picked(state.particles, sources), state.step, memory, _picked(state.drift, sources)
-        )
-
-    def on(self, mesh: Mesh | None) -> "WassersteinFlow":
-        if mesh is None or not isinstance(self.interactions, ExactInteractions):
+    def on(self, mesh: Mesh) -> "WassersteinFlow":
+        if not isinstance(self.interactions, ExactInteractions):
             return self
         return eqx.tree_at(lambda flow: flow.interactions, self, RingInteractions(mesh))
-
-    def spread(self, state: ParticleState, mesh: Mesh | None) -> ParticleState:
-        each = PartitionSpec(PARTICLES)
-        # An optimiser remembers something of every particle, a preconditioner of all together.
-        memory = place(mesh, state.memory, PartitionSpec() if self.optimiser is None else each)
-        particles, drift = place(mesh, (state.particles, state.drift), each)
-        return ParticleState(particles, place(mesh, state.step), memory, drift)
 
     def tabulated(self, first: int, used: int, length: int) -> "WassersteinFlow":
         if self.step_size is None or not callable(self.step_size):
@@ -212,62 +216,70 @@ class WassersteinFlow(AbstractFlow):
         key: Key[Array, ""],
         sampled_share: float,
     ) -> dict[str, Float[Array, ""]]:
-        """Energies: `loss` ∫ℓ, `reference` ∫(V−ℓ), `interaction` ½∬W; L²(Q_N) norms of their gradients and
-        of the sum; `repulsion`, the size of the interaction relative to the loss gradient; `batch_noise`
-        relative to τ."""
-        particles = state.particles
-        loss, regulariser = problem.loss_energy(batch), FreeEnergy()
-        if problem.regulariser is not None:
-            regulariser = problem.regulariser.free_energy()
-        of_loss = loss.potential_gradient(particles)
-        of_reference = regulariser.potential_gradient(particles)
-        step_key = jax.random.fold_in(jax.random.fold_in(key, state.step), 1)
-        of_interaction = regulariser.interaction_gradient(particles, self.interactions, step_key)
-        loss_norm = root_mean_square_norm(of_loss)
-        interaction_norm = root_mean_square_norm(of_interaction)
-        return {
-            "loss": loss.potential_energy(particles),
-            "reference": regulariser.potential_energy(particles),
-            "interaction": regulariser.interaction_energy(particles, self.interactions, step_key),
-            "loss_gradient_norm": loss_norm,
-            "reference_gradient_norm": root_mean_square_norm(of_reference),
-            "interaction_gradient_norm": interaction_norm,
-            "gradient_norm": root_mean_square_norm(add(add(of_loss, of_reference), of_interaction)),
-            "repulsion": interaction_norm / loss_norm,
-            "batch_noise": self._batch_noise(problem, state, batch, sampled_share),
-        }
+        """Energies and forces as `observed` has them; and relative to τ, by how much batches and momentum
+        heat the chain, where that is defined."""
+        pairs_key = _pairs_key(jax.random.fold_in(key, state.step))
+        found = observed(problem, state.particles, batch, self.interactions, pairs_key)
+        if self.step_size is None or problem.temperature() is None:
+            return found
+        return found | self._heat(problem, state, batch, key, sampled_share)
 
-    def _batch_noise(
-        self, problem: Problem, state: ParticleState, batch: PyTree, sampled_share: float
-    ) -> Float[Array, ""]:
-        """η·tr(gC)/(2Jτ), C the covariance of the batch gradient; NaN where it cannot be known.
+    def _heat(
+        self,
+        problem: Problem,
+        state: ParticleState,
+        batch: PyTree,
+        key: Key[Array, ""],
+        sampled_share: float,
+    ) -> dict[str, Float[Array, ""]]:
+        """`batch_noise` η·tr(gC)/(2Jτ), C the covariance of the batch gradient: the share by which batches
+        heat each particle's law. All particles see the same batch, so most of it moves the ensemble as a
+        whole and shows less in its spread. Two halves of a batch have mean gradients whose difference d has E
+        dᵢ² = 4S/b, with S the variance over cases; drawing b of n cases without replacement makes C = S/b·(1
+        − b/n).
 
-        It is the share by which batches heat each particle's law. All particles see the same batch, so
-        most of it moves the ensemble as a whole and shows less in its spread.
-
-        Two halves of a batch have mean gradients whose difference d has E dᵢ² = 4S/b, with S the
-        variance over cases; drawing b of n cases without replacement makes C = S/b·(1 − b/n).
+        `momentum_heat` h with h(1 + h) = η·β/(1 − β)·tr(gE[ff])/(Jτ), f the drift: E[ff]/τ is the curvature
+        times 1 + h.
         """
-        temperature = problem.free_energy(batch).temperature
         halves = split_in_half(batch)
-        if temperature is None or halves is None or self.step_size is None:
-            return jnp.full((), jnp.nan)
-        first, second = (problem.loss_energy(half).potential_gradient(state.particles) for half in halves)
-        difference = subtract(first, second)
-        if self.preconditioner is not None:
-            # The diagonal as the last step left it.
-            g = self.preconditioner.diagonal(state.memory, jnp.maximum(state.step - 1, 0))
-            difference = jax.tree.map(lambda d, s: jnp.sqrt(s) * d, difference, _like(g, difference))
-            # Before the first step an adaptive diagonal has seen nothing.
-            trace_known = (state.step > 0) | (not self.preconditioner.adaptive)
-            difference = jax.tree.map(lambda d: jnp.where(trace_known, d, jnp.nan), difference)
-        trace = squared_norm(difference) / (4 * particle_count(state.particles)) * (1 - sampled_share)
-        number = particle_dimension(state.particles)
-        return self.step_size_at(state.step) * trace / (2 * number * temperature)
+        if halves is None and self.momentum is None:
+            return {}
+        temperature, particles = problem.temperature(), state.particles
+        step_key = jax.random.fold_in(key, state.step)
+        gradient = self._gradient(problem.free_energy(batch), particles, step_key)
+        g = self._diagonal_after(state, gradient)
+        assert temperature is not None
+        # Per particle and coordinate, in units of τ.
+        unit = self.step_size_at(state.step) / (dimension(particles) * temperature)
+        found = {}
+        if halves is not None:
+            first, second = (
+                problem.objective_energy(half).wasserstein_gradient(particles) for half in halves
+            )
+            difference = _product(g, *(subtract(first, second),) * 2)
+            found["batch_noise"] = unit * difference * (1 - sampled_share) / 8
+        if self.momentum is not None:
+            heat = unit * self.momentum / (1 - self.momentum) * _product(g, gradient, gradient)
+            found["momentum_heat"] = (jnp.sqrt(1 + 4 * heat) - 1) / 2
+        return found
+
+    def _diagonal_after(self, state: ParticleState, gradient: Particles) -> Parameters | None:
+        """g of the step that comes next."""
+        if self.preconditioner is None:
+            return None
+        memory = self.preconditioner.update(state.memory, gradient, state.step)
+        return self.preconditioner.diagonal(memory, state.step)
 
 
-def _picked(tree: PyTree, rows: Int[Array, " n"]) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[rows], tree)
+def _pairs_key(step_key: Key[Array, ""]) -> Key[Array, ""]:
+    """For sums over pairs: apart from the noise, which is drawn with the step's key itself."""
+    return jax.random.fold_in(step_key, 1)
+
+
+def _product(diagonal: Parameters | None, x: Particles, y: Particles) -> Float[Array, ""]:
+    """Σᵢ ⟨xᵢ, g yᵢ⟩."""
+    weighted = y if diagonal is None else jax.tree.map(jnp.multiply, _like(diagonal, y), y)
+    return total(jax.tree.map(jnp.multiply, x, weighted))
 
 
 def _running_mean(

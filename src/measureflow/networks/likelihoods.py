@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 from numpyro.distributions import Distribution
 from numpyro.distributions.discrete import BernoulliLogits, CategoricalLogits, CategoricalProbs
 
-from measureflow.core.pytrees import Parameters, shown_shapes, strong
+from measureflow.core.pytrees import Parameters, shown_shapes, strong, weighted_mean
 from measureflow.core.validation import positive_number, require_count, require_positive, require_real
 from measureflow.networks.counts import PrecisePoisson
 from measureflow.networks.network import Network
@@ -236,7 +236,25 @@ class NegativeLogLikelihood(eqx.Module):
         require_likelihood(self.likelihood)
 
     def __call__(self, theta: Parameters, batch: PyTree) -> Float[Array, ""]:
-        inputs, targets, weights = _unpacked(batch)
+        return weighted_mean(jnp.negative(self.log_likelihood(theta, batch)), self.case_weights(batch))
+
+    def log_likelihood(self, theta: Parameters, batch: PyTree) -> Float[Array, " rows"]:
+        """log p(yᵢ | f_θ(xᵢ)) of every row."""
+        distribution, values = self.predicted(theta, batch)
+        densities = jnp.asarray(distribution.log_prob(values))
+        if not distribution.is_discrete:
+            return densities
+        # A class or a count that there is not would be taken for another one.
+        support: Any = distribution.support
+        return jnp.where(support(values), densities, jnp.nan)
+
+    def case_weights(self, batch: PyTree) -> Float[Array, " rows"] | None:
+        """The weights of a batch; None where it has none."""
+        return _unpacked(batch)[2]
+
+    def predicted(self, theta: Parameters, batch: PyTree) -> tuple[Distribution, Shaped[Array, "rows ..."]]:
+        """The law of every row's target, and the targets."""
+        inputs, targets, _ = _unpacked(batch)
         outputs = self.network.apply(theta, inputs)
         distribution = distribution_of(self.likelihood, outputs)
         expected = distribution.batch_shape + distribution.event_shape
@@ -245,13 +263,7 @@ class NegativeLogLikelihood(eqx.Module):
             if targets.shape == (*expected, 1):
                 remedy = "drop the last axis with targets[..., 0]."
             raise ValueError(f"targets have shape {targets.shape}, but the distribution {expected}; {remedy}")
-        values = _as_values(distribution, targets, outputs)
-        losses = jnp.negative(distribution.log_prob(values))
-        if distribution.is_discrete:
-            # A class or a count that there is not would be taken for another one.
-            support: Any = distribution.support
-            losses = jnp.where(support(values), losses, jnp.nan)
-        return _weighted_mean(losses, weights)
+        return distribution, _as_values(distribution, targets, outputs)
 
 
 class MeanSquaredError(eqx.Module):
@@ -274,7 +286,7 @@ class MeanSquaredError(eqx.Module):
                 "one row per case and one column per target."
             )
         squares = jnp.square(outputs - _as_floats(targets, outputs))
-        return _weighted_mean(jnp.sum(squares, axis=1), weights)
+        return weighted_mean(jnp.sum(squares, axis=1), weights)
 
 
 def _unpacked(batch: PyTree) -> tuple[PyTree, Shaped[Array, "rows ..."], Float[Array, " rows"] | None]:
@@ -294,15 +306,8 @@ def _unpacked(batch: PyTree) -> tuple[PyTree, Shaped[Array, "rows ..."], Float[A
             f"weights have shape {weights.shape}, but there are targets of shape {targets.shape}; pass one "
             "weight per row."
         )
-    return inputs, targets, weights
-
-
-def _weighted_mean(losses: Float[Array, " rows"], weights: Float[Array, " rows"] | None) -> Float[Array, ""]:
-    if weights is None:
-        return jnp.mean(losses)
     # A negative weight would reward mistakes.
-    weights = jnp.where(weights >= 0, weights, jnp.nan).astype(losses.dtype)
-    return jnp.mean(weights * losses)
+    return inputs, targets, jnp.where(weights >= 0, weights, jnp.nan)
 
 
 def _as_floats(targets: Shaped[Array, "..."], outputs: Float[Array, "..."]) -> Float[Array, "..."]:

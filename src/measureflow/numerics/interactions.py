@@ -1,13 +1,11 @@
 """How (1/N) Σⱼ ∇₁κ(θᵢ, θⱼ), the interaction of particle i with all others, is summed.
 
 Exactly, in tiles whose memory is O(N); or by an unbiased estimate of O(N) operations: random batches of
-particles, or random features of the kernel. Pull-backs and sums of kernels are taken apart first, the same
-for all.
+particles, or random features of the kernel.
 """
 
 import abc
 import functools
-from functools import singledispatch
 from typing import Any
 
 import equinox as eqx
@@ -32,29 +30,62 @@ from measureflow.spaces.kernels import AbstractKernel, AbstractRadialKernel, Ker
 
 
 class AbstractInteractions(eqx.Module):
-    """A way to sum the interactions of a kernel that is no sum or pull-back of others."""
+    """A way to sum the interactions of particles. Sums and pull-backs of kernels are taken apart here, the
+    same for all; what is left to a way of summing is a kernel that is neither."""
 
     @abc.abstractmethod
-    def gradient(self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None) -> Particles:
+    def simple_gradient(
+        self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None
+    ) -> Particles:
         """(1/N) Σⱼ ∇₁κ(θᵢ, θⱼ) for every i, or an unbiased estimate that `key` makes."""
 
     @abc.abstractmethod
-    def mean(
+    def simple_mean(
         self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None
     ) -> Float[Array, ""]:
         """(1/N²) Σᵢⱼ κ(θᵢ, θⱼ), the diagonal included, or an unbiased estimate."""
+
+    def gradient(
+        self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None = None
+    ) -> Particles:
+        """(1/N) Σⱼ ∇₁κ(θᵢ, θⱼ) for every i: the force that the particles feel from each other.
+
+        Of features f, ∇₁κ_f(θ, θ′) = Df(θ)ᵀ ∇₁κ(f(θ), f(θ′)): N features and one vector-Jacobian product
+        each.
+        """
+        if isinstance(kernel, PullBack):
+            features, pull_back = jax.vjp(jax.vmap(kernel.features), particles)
+            return pull_back(self.gradient(kernel.kernel, features, key))[0]
+        if isinstance(kernel, KernelCombination):
+            # Every term with the same key: each is unbiased, and so is their sum.
+            terms = zip(kernel.weights, kernel.kernels, strict=True)
+            return functools.reduce(
+                add, [scale(weight, self.gradient(term, particles, key)) for weight, term in terms]
+            )
+        return self.simple_gradient(kernel, particles, key)
+
+    def mean(
+        self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None = None
+    ) -> Float[Array, ""]:
+        """(1/N²) Σᵢⱼ κ(θᵢ, θⱼ), the diagonal included: ∬ κ dQ dQ of the empirical measure."""
+        if isinstance(kernel, PullBack):
+            return self.mean(kernel.kernel, jax.vmap(kernel.features)(particles), key)
+        if isinstance(kernel, KernelCombination):
+            means = [self.mean(term, particles, key) for term in kernel.kernels]
+            return jnp.sum(jnp.stack(kernel.weights) * jnp.stack(means))
+        return self.simple_mean(kernel, particles, key)
 
 
 class ExactInteractions(AbstractInteractions):
     """All N² pairs, a tile of them at a time: N² numbers never exist at once. Few particles are one tile."""
 
-    def gradient(
+    def simple_gradient(
         self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None = None
     ) -> Particles:
         summed = own_gradient_sum(kernel, particles)
         return jax.tree.map(lambda leaf: leaf / particle_count(particles), summed)
 
-    def mean(
+    def simple_mean(
         self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None = None
     ) -> Float[Array, ""]:
         conditioned = well_conditioned(kernel, particles)
@@ -77,10 +108,12 @@ class RandomBatches(AbstractInteractions):
 
     size: int = eqx.field(converter=_batch_size, static=True)
 
-    def gradient(self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None) -> Particles:
+    def simple_gradient(
+        self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None
+    ) -> Particles:
         n, p = particle_count(particles), self.size
         order = self._order(n, key)
-        forces = jax.vmap(lambda batch: _EXACT.gradient(kernel, batch))(self._dealt(particles, order))
+        forces = jax.vmap(lambda batch: EXACT.simple_gradient(kernel, batch))(self._dealt(particles, order))
         weight = (n - 1) / n * p / (p - 1)
         forces = jax.tree.map(lambda leaf, to: weight * leaf.reshape(to.shape), forces, particles)
         forces = jax.tree.map(lambda leaf: jnp.zeros_like(leaf).at[order].set(leaf), forces)
@@ -90,12 +123,12 @@ class RandomBatches(AbstractInteractions):
         own = jax.vmap(lambda theta: jax.grad(kernel)(theta, theta))(particles)
         return jax.tree.map(lambda force, self_: force + (1 / n - weight / p) * self_, forces, own)
 
-    def mean(
+    def simple_mean(
         self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None
     ) -> Float[Array, ""]:
         n, p = particle_count(particles), self.size
         batches = self._dealt(particles, self._order(n, key))
-        within = jnp.mean(jax.vmap(lambda batch: _EXACT.mean(kernel, batch))(batches))
+        within = jnp.mean(jax.vmap(lambda batch: EXACT.simple_mean(kernel, batch))(batches))
         own = jnp.mean(jax.vmap(lambda theta: kernel(theta, theta))(particles))
         return (n - 1) / n * (p * within - own) / (p - 1) + own / n
 
@@ -127,7 +160,9 @@ class RandomFeatures(AbstractInteractions):
 
     count: int = eqx.field(converter=_feature_count, static=True)
 
-    def gradient(self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None) -> Particles:
+    def simple_gradient(
+        self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None
+    ) -> Particles:
         frequencies, phases = self._phases(kernel, particles, key)
         sine, cosine = jnp.sin(phases), jnp.cos(phases)
         mixed = cosine * jnp.mean(sine, axis=0, keepdims=True)
@@ -141,7 +176,7 @@ class RandomFeatures(AbstractInteractions):
 
         return jax.tree.map(on_leaf, frequencies)
 
-    def mean(
+    def simple_mean(
         self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None
     ) -> Float[Array, ""]:
         _, phases = self._phases(kernel, particles, key)
@@ -167,7 +202,8 @@ class RandomFeatures(AbstractInteractions):
         return frequencies, inner_products(centred(particles), frequencies)
 
 
-_EXACT = ExactInteractions()
+#: What a statement means by a sum over pairs.
+EXACT = ExactInteractions()
 
 
 def _at_zero(kernel: AbstractKernel) -> Float[Array, ""]:
@@ -179,73 +215,3 @@ def _required(key: Key[Array, ""] | None) -> Key[Array, ""]:
     if key is None:
         raise ValueError("random interactions need a key, got None; pass key=jax.random.key(0).")
     return key
-
-
-@singledispatch
-def interaction_gradient(
-    kernel: AbstractKernel,
-    particles: Particles,
-    interactions: AbstractInteractions = _EXACT,
-    key: Key[Array, ""] | None = None,
-) -> Particles:
-    """(1/N) Σⱼ ∇₁κ(θᵢ, θⱼ) for every i, summed as `interactions` says."""
-    return interactions.gradient(kernel, particles, key)
-
-
-@interaction_gradient.register
-def _(
-    kernel: KernelCombination,
-    particles: Particles,
-    interactions: AbstractInteractions = _EXACT,
-    key: Key[Array, ""] | None = None,
-) -> Particles:
-    # Every term with the same key: each is unbiased, and so is their sum.
-    gradients = [
-        scale(weight, interaction_gradient(term, particles, interactions, key))
-        for weight, term in zip(kernel.weights, kernel.kernels, strict=True)
-    ]
-    return functools.reduce(add, gradients)
-
-
-@interaction_gradient.register
-def _(
-    kernel: PullBack,
-    particles: Particles,
-    interactions: AbstractInteractions = _EXACT,
-    key: Key[Array, ""] | None = None,
-) -> Particles:
-    """∇₁κ_f(θ, θ′) = Df(θ)ᵀ ∇₁κ(f(θ), f(θ′)): N features and one vector-Jacobian product each."""
-    features, pull_back = jax.vjp(jax.vmap(kernel.features), particles)
-    return pull_back(interaction_gradient(kernel.kernel, features, interactions, key))[0]
-
-
-@singledispatch
-def interaction_mean(
-    kernel: AbstractKernel,
-    particles: Particles,
-    interactions: AbstractInteractions = _EXACT,
-    key: Key[Array, ""] | None = None,
-) -> Float[Array, ""]:
-    """(1/N²) Σᵢⱼ κ(θᵢ, θⱼ), the diagonal included: ∬ κ dQ dQ of the empirical measure."""
-    return interactions.mean(kernel, particles, key)
-
-
-@interaction_mean.register
-def _(
-    kernel: KernelCombination,
-    particles: Particles,
-    interactions: AbstractInteractions = _EXACT,
-    key: Key[Array, ""] | None = None,
-) -> Float[Array, ""]:
-    means = [interaction_mean(term, particles, interactions, key) for term in kernel.kernels]
-    return jnp.sum(jnp.stack(kernel.weights) * jnp.stack(means))
-
-
-@interaction_mean.register
-def _(
-    kernel: PullBack,
-    particles: Particles,
-    interactions: AbstractInteractions = _EXACT,
-    key: Key[Array, ""] | None = None,
-) -> Float[Array, ""]:
-    return interaction_mean(kernel.kernel, jax.vmap(kernel.features)(particles), interactions, key)

@@ -6,7 +6,6 @@ particles, that is little arithmetic for what it moves through memory, and on GP
 """
 
 from collections.abc import Callable
-from functools import singledispatch
 from typing import Any
 
 import equinox as eqx
@@ -80,9 +79,10 @@ def _tiled_values(kernel: AbstractKernel, rows: Particles, others: OtherParticle
     return _in_tiles(eqx.Partial(_values, kernel), rows, others)
 
 
-@singledispatch
 def _gradients(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Particles:
-    """By autodiff of all kernel values: for kernels of any form."""
+    """Of one tile: matrix work for radial kernels, autodiff of all kernel values for any other."""
+    if isinstance(kernel, AbstractRadialKernel):
+        return _radial_gradients(kernel, rows, others)
 
     def at_one(theta: Parameters) -> Parameters:
         gradients = jax.vmap(jax.grad(kernel), in_axes=(None, 0))(theta, others)
@@ -91,9 +91,8 @@ def _gradients(kernel: AbstractKernel, rows: Particles, others: OtherParticles) 
     return jax.vmap(at_one)(rows)
 
 
-@_gradients.register
-def _(kernel: AbstractRadialKernel, rows: Particles, others: OtherParticles) -> Particles:
-    """Radial kernels are matrix work: Σⱼ 2φ′ᵢⱼ(θᵢ − θ′ⱼ) = 2(rowsum(φ′)ᵢ θᵢ − (φ′θ′)ᵢ)."""
+def _radial_gradients(kernel: AbstractRadialKernel, rows: Particles, others: OtherParticles) -> Particles:
+    """Σⱼ 2φ′ᵢⱼ(θᵢ − θ′ⱼ) = 2(rowsum(φ′)ᵢ θᵢ − (φ′θ′)ᵢ)."""
     slopes = 2 * kernel.slope(near_squared_distances(rows, others))
     row_sums = jnp.sum(slopes, axis=1)
 
@@ -113,15 +112,11 @@ def _(kernel: AbstractRadialKernel, rows: Particles, others: OtherParticles) -> 
     return jax.tree.map(on_leaf, rows, others)
 
 
-@singledispatch
 def _values(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Float[Array, " n"]:
+    if isinstance(kernel, AbstractRadialKernel):
+        return jnp.sum(kernel.profile(near_squared_distances(rows, others)), axis=1)
     values = jax.vmap(lambda theta: jax.vmap(kernel, in_axes=(None, 0))(theta, others))
     return jnp.sum(values(rows), axis=1)
-
-
-@_values.register
-def _(kernel: AbstractRadialKernel, rows: Particles, others: OtherParticles) -> Float[Array, " n"]:
-    return jnp.sum(kernel.profile(near_squared_distances(rows, others)), axis=1)
 
 
 def _in_tiles(

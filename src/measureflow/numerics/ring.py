@@ -23,7 +23,7 @@ class RingInteractions(AbstractInteractions):
 
     mesh: Mesh = eqx.field(static=True)
 
-    def gradient(
+    def simple_gradient(
         self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None = None
     ) -> Particles:
         n = particle_count(particles)
@@ -34,7 +34,7 @@ class RingInteractions(AbstractInteractions):
 
         return self._mapped(on_device, P(PARTICLES))(well_conditioned(kernel, particles))
 
-    def mean(
+    def simple_mean(
         self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None = None
     ) -> Float[Array, ""]:
         n = particle_count(particles)

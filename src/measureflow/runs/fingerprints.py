@@ -26,7 +26,7 @@ UNKNOWN = "(compared by type only)"
 
 _Plain = bool | int | float | complex | str | bytes | enum.Enum | np.dtype | range | slice | Path | None
 _INSTALLED = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-_LIBRARIES = (*(path + os.sep for path in _INSTALLED), str(Path(__file__).parent) + os.sep)
+_LIBRARIES = (*(path + os.sep for path in _INSTALLED), str(Path(__file__).parents[1]) + os.sep)
 
 
 def fingerprint(**parts: Any) -> dict[str, str]:

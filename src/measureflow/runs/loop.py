@@ -1,5 +1,6 @@
 """The loop: step after step of a flow, as one compiled program."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from measureflow.statement.problem import Problem
 
 # A GPU waits for the host after every turn of a loop whose length is data; so there a turn has some steps, as
 # many as lie between two records of a run of some thousand, at the price of compiling a step twice.
-_BLOCK = 10
+_STEPS_OF_A_TURN = 10
 
 
 def run(
@@ -28,11 +29,29 @@ def run(
 ) -> Any:
     """The state after `steps` more steps: pure, to be jitted and vmapped.
 
-    `data` is a pytree of arrays with one row per case, all of which the loss sees at each step, or
-    `batch_size` of them; None if the loss takes none. `steps` may be traced.
+    Parameters
+    ----------
+    problem, flow
+        What is minimised, and how.
+    state
+        `flow.init(problem, initial)`, or the state of an earlier run.
+    data
+        A pytree of arrays with one row per case, all of which the loss sees at each step, or `batch_size` of
+        them; None if the loss takes none.
+    key
+        The same key and the same state give the same result.
+    steps
+        May be traced.
     """
     if is_concrete(steps):
         require_count("steps", steps, 0, "it counts the steps to take from `state`.")
+    if not hasattr(state, "step"):
+        raise TypeError(
+            f"state has no `step`, got {type(state).__name__}: run could not tell which batch and which "
+            "noise "
+            "come next; give the flow's state a field step that every step raises by one, or use mf.solve, "
+            "which counts."
+        )
     return advance(problem, flow, state, on_device(data, batch_size), key, steps)
 
 
@@ -47,11 +66,22 @@ def advance(
     """The same, with batches from anywhere."""
     order_key = data_key(key)
 
-    def body(_: Array, state: Any) -> Any:
+    def step(state: Any) -> Any:
         return flow.step(problem, state, batches.at(state.step, order_key), key)
 
+    return repeat(step, state, steps)
+
+
+def repeat(step: Callable[[Any], Any], carry: Any, steps: int | Int[Array, ""]) -> Any:
+    """step(step(…(carry))), so many times."""
+
+    def body(_: Array, carry: Any) -> Any:
+        return step(carry)
+
     if jax.default_backend() != "gpu":
-        return jax.lax.fori_loop(0, steps, body, state)
-    blocks = steps // _BLOCK
-    state = jax.lax.fori_loop(0, blocks, lambda _, state: jax.lax.fori_loop(0, _BLOCK, body, state), state)
-    return jax.lax.fori_loop(_BLOCK * blocks, steps, body, state)
+        return jax.lax.fori_loop(0, steps, body, carry)
+    turns = steps // _STEPS_OF_A_TURN
+    carry = jax.lax.fori_loop(
+        0, turns, lambda _, carry: jax.lax.fori_loop(0, _STEPS_OF_A_TURN, body, carry), carry
+    )
+    return jax.lax.fori_loop(_STEPS_OF_A_TURN * turns, steps, body, carry)

@@ -1,57 +1,19 @@
-"""What a run leaves: the measure, its history, the state to continue from; or an error that holds these."""
+"""Results of a run: the measure, its history, the state to continue from; or an error that holds these."""
 
 import dataclasses
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
-from jaxtyping import Array
 
+from measureflow.runs.history import History
 from measureflow.saving.container import PathLike
 from measureflow.saving.documents import save
 from measureflow.spaces.measures import AbstractMeasure
 
 
-class History(dict[str, np.ndarray]):
-    """Arrays by name, one entry per record: `history["loss"]` or `history.loss`."""
-
-    def __getattr__(self, name: str) -> np.ndarray:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"history has no {name!r}; it has {', '.join(self)}.") from None
-
-
-class Log:
-    """The rows of history that are kept: every `record_every` steps, the first and the last."""
-
-    def __init__(self, record_every: int):
-        self.record_every = record_every
-        self.rows: list[dict[str, Any]] = []
-
-    def add(self, table: dict[str, Array], records: int, *, always: bool = False) -> None:
-        columns = {name: np.asarray(column)[:records] for name, column in table.items()}
-        for row in range(records):
-            step = int(columns["step"][row])
-            if not self.reaches(step) and (always or step % self.record_every == 0):
-                self.rows.append({name: column[row] for name, column in columns.items()})
-
-    def resume(self, columns: dict[str, np.ndarray], step: int, *, goes_on: bool) -> None:
-        """The rows of an earlier part of the run, up to `step`. If it goes on, one at `step` was made because
-        the run ended there: if its turn has come, it will be made again."""
-        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        self.rows = rows[:1] + [row for row in rows[1:] if not goes_on or int(row["step"]) < step]
-
-    def reaches(self, step: int) -> bool:
-        """Whether there is a row of this step."""
-        return bool(self.rows) and int(self.rows[-1]["step"]) == step
-
-    def history(self) -> History:
-        names = ["step", *(name for name in self.rows[0] if name != "step")] if self.rows else []
-        return History({name: np.array([row[name] for row in self.rows]) for name in names})
-
-
 class Restart(NamedTuple):
-    """At `step`, the particles `lost` had left the finite numbers, and became copies of those in `copied`."""
+    """At `step`, the particles `lost` had become NaN or infinite, and became copies of those in `copied`."""
 
     step: int
     lost: tuple[int, ...]
@@ -60,13 +22,21 @@ class Restart(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """What `solve` returns: the measure Q, the history of the run, the state to continue from, and which
-    particles were restarted, if `on_divergence` allowed it."""
+    """What `solve` returns: the measure Q, the history of the run, the state to continue from, which
+    particles were restarted, if `on_divergence` allowed it, and the `draws`, if `collect` asked for them: the
+    pytree of the particles with leading axes (particle, draw)."""
 
     measure: AbstractMeasure
     history: History
     state: Any
     restarts: tuple["Restart", ...] = ()
+    draws: Any = None
+
+    def __repr__(self) -> str:
+        kept = jax.tree.leaves(self.draws)
+        draws = f", {kept[0].shape[1]} draws" if kept else ""
+        lost = f", {len(self.restarts)} restarts" if self.restarts else ""
+        return f"Solution({self.measure!r} at step {int(self.state.step)}{draws}{lost}; {self.history!r})"
 
     def save(self, path: PathLike, *, force: bool = False) -> None:
         """Write it to one file, for `mf.load`: see `mf.save`."""
@@ -86,7 +56,7 @@ class RunError(RuntimeError):
 
 
 class DivergenceError(RunError):
-    """Particles left the finite numbers: `lost` (their indices) at `step`. Those of `state` are finite, but
+    """Particles became NaN or infinite: `lost` (their indices) at `step`. Those of `state` are finite, but
     the lost ones are on their way out: begin again from earlier, with a smaller step."""
 
     def __init__(self, message: str, state: Any, history: History, step: int, lost: np.ndarray):

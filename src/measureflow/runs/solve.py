@@ -1,90 +1,38 @@
-"""From a problem, a flow and a beginning to a measure: compiled calls, and what is kept between them."""
+"""From a problem, a flow and a beginning to a measure."""
 
 import contextlib
 import math
 import sys
-import time
 import warnings
 from typing import Any
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int, Key
-from tqdm.auto import tqdm
+from jaxtyping import Array, Key
 
-from measureflow.core.devices import agreed, place, require_mesh
+from measureflow.core.devices import require_mesh
 from measureflow.core.pytrees import particle_count
 from measureflow.core.validation import require_count, typed_key
+from measureflow.flows.counting import counted
 from measureflow.flows.flow import AbstractFlow
-from measureflow.flows.parametric import ParametricState
-from measureflow.flows.wasserstein import ParticleState
-from measureflow.runs.batches import AbstractBatches, data_key
+from measureflow.runs.batches import AbstractBatches
 from measureflow.runs.checkpoint import Checkpoint, Saved, Store
 from measureflow.runs.devices import place_batches
+from measureflow.runs.divergence import Divergence, require_on_divergence
+from measureflow.runs.draws import Buffer, Collector, Draws
+from measureflow.runs.driver import AbstractRun, Callback, drive, require_callback
 from measureflow.runs.fingerprints import fingerprint
-from measureflow.runs.loop import advance
-from measureflow.runs.signals import Signals
-from measureflow.runs.solution import DataExhaustedError, DivergenceError, Interrupted, Log, Restart, Solution
+from measureflow.runs.history import Log, default_record_every
+from measureflow.runs.program import RECORDS, Program
+from measureflow.runs.solution import DataExhaustedError, Interrupted, Restart, Solution
 from measureflow.runs.sources import AbstractSource, batch_source
+from measureflow.spaces.measures import AbstractMeasure, Empirical
 from measureflow.statement.problem import Problem
 
-# The shapes of one compiled call: how many records and scheduled step sizes it can hold. Fixed, so that
-# any number of steps is one program.
-_RECORDS = 128
-_SCHEDULED = 4096
-# How long one compiled call should take: short enough for a progress bar and Ctrl-C, long enough to
-# forget the cost of the call. It groups steps; it never changes them.
-_SECONDS = 0.3
-# After so many, a run that restarts lost particles gives up.
-_MOST_RESTARTS = 100
-
-
-@eqx.filter_jit
-def _chunk(
-    problem: Problem,
-    flow: AbstractFlow,
-    state: Any,
-    batches: AbstractBatches,
-    key: Key[Array, ""],
-    records: Int[Array, ""],
-    steps: Int[Array, ""],
-    mesh: Mesh | None,
-) -> tuple[Any, dict[str, Array]]:
-    """`records` times: record the state, then take `steps` steps. All counts are data."""
-
-    def observe(state: Any) -> dict[str, Array]:
-        batch = batches.at(state.step, data_key(key))
-        return flow.observe(problem, state, batch, key, batches.sampled_share()) | {"step": state.step}
-
-    def body(slot: Array, carry: tuple) -> tuple:
-        state, table = carry
-        table = jax.tree.map(lambda column, value: column.at[slot].set(value), table, observe(state))
-        return advance(problem, flow, state, batches, key, steps), table
-
-    table = jax.tree.map(lambda leaf: jnp.zeros((_RECORDS,), leaf.dtype), jax.eval_shape(observe, state))
-    state, table = jax.lax.fori_loop(0, records, body, (state, table))
-    return flow.spread(state, mesh), place(mesh, table)
-
-
-@eqx.filter_jit
-def _finite(flow: AbstractFlow, state: Any, mesh: Mesh | None) -> Bool[Array, " n"]:
-    return place(mesh, flow.finite(state))
-
-
-def _next_call(step: int, end: int, record_every: int, budget: int) -> tuple[int, int]:
-    """(records, steps of each) of the next compiled call: whole record intervals, or part of one."""
-    if step % record_every == 0 and min(budget, end - step) >= record_every:
-        return min(_RECORDS, min(budget, end - step) // record_every), record_every
-    return 1, min(budget, record_every - step % record_every, end - step)
-
-
-def default_record_every(steps: int) -> int:
-    """About 1,000 records in a long run. A record costs some steps, so in a short one no more than every
-    tenth step has one, and at least a hundred are made."""
-    return max(1, steps // 1000, min(10, steps // 100))
+# From this share of τ on, the heat of momentum is worth a warning.
+_MUCH_HEAT = 0.1
+# How the names of draws begin among the columns of a checkpoint.
+_DRAWS = "draws "
 
 
 def solve(
@@ -99,40 +47,74 @@ def solve(
     record_every: int | None = None,
     progress: bool | str = False,
     checkpoint: Checkpoint | None = None,
+    callback: Callback | None = None,
+    collect: Draws | None = None,
     on_divergence: str = "raise",
     mesh: Mesh | None = None,
 ) -> Solution:
-    """Follow `flow` for `steps` steps from `initial`.
+    """Follow `flow` for `steps` steps from `initial`. The same key gives the same result.
 
-    `initial` is particles, a `Gaussian` (ParametricFlow), or `solution.state`: then k more steps with
-    the same key equal one run of the sum, bit for bit. `data` is a pytree of arrays with one row per
-    case (with `batch_size`, shuffled epochs, the remainder dropped), on the device or on a disk
-    (memory-mapped, h5py, Zarr: rows are read as they are needed); or an iterator of batches, asked in another
-    thread while the device computes. `steps=0` records and returns the beginning. The same key gives the
-    same result. `progress` shows a bar on stderr, named by it if it is a text.
+    Parameters
+    ----------
+    problem
+        What is minimised.
+    flow
+        How.
+    initial
+        Particles, a `Gaussian` (ParametricFlow), or `solution.state`: then k more steps with the same key
+        equal one run of the sum, bit for bit.
+    steps
+        How many to take; 0 records and returns the beginning.
+    key
+        A JAX random key.
+    data
+        A pytree of arrays with one row per case (with `batch_size`, shuffled epochs, the remainder dropped),
+        on the device or on a disk (memory-mapped, h5py, Zarr: rows are read as they are needed); or an
+        iterator of batches, asked in another thread while the device computes.
+    batch_size
+        How many cases the loss sees at a step; None is all of them.
+    record_every
+        How many steps lie between two records of `history`; None makes about 1,000 of them.
+    progress
+        Whether to show a progress bar; a text is its name.
+    checkpoint
+        With one, the same call resumes a run that was cut off, and returns at once if it was finished;
+        `steps` may have grown.
+    callback
+        A function of (step, record, state), called between compiled calls, some three times a second; a true
+        answer ends the run.
+    collect
+        Which particles to keep along the way, as `solution.draws`.
+    on_divergence
+        "raise", or "restart": particles that become NaN or infinite go on as copies of those with the
+        smallest loss.
+    mesh
+        Devices, of one process or of many: particles are cut over its axis "particles", and the cases of a
+        batch over its axis "batch", if it has one. The result is the same up to rounding.
 
-    With a `checkpoint`, the same call resumes a run that was cut off, and returns at once if it was finished;
-    `steps` may have grown. Ctrl-C and SIGTERM stop after the steps under way and raise `Interrupted`, which
-    holds the solution so far; a second Ctrl-C stops at once. `on_divergence="restart"` lets particles that
-    leave the finite numbers go on as copies of those with the smallest loss.
-
-    With a `mesh` of devices, of one process or of many, the particles are cut over its axis "particles", and
-    if it has an axis "batch", the cases of a batch over that. The result is the same up to rounding.
+    Raises
+    ------
+    Interrupted
+        At Ctrl-C or SIGTERM, after the steps under way; it holds the solution so far. A second Ctrl-C stops
+        at once.
+    DivergenceError
+        Where particles became NaN or infinite; it holds the last finite state.
     """
     steps = require_count("steps", steps, 0, "it counts the steps to take from `initial`.")
     if record_every is not None:
         record_every = require_count("record_every", record_every, 1, "1 records every step.")
-    _require_divergence(on_divergence, flow)
-    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
-        raise TypeError(f"checkpoint must be a Checkpoint, got {checkpoint!r}; pass mf.Checkpoint(folder).")
-    key = typed_key(key)
+    for name, given, kind in (("checkpoint", checkpoint, Checkpoint), ("collect", collect, Draws)):
+        if given is not None and not isinstance(given, kind):
+            raise TypeError(
+                f"{name} must be of type {kind.__name__}, got {given!r}; pass mf.{kind.__name__}(...)."
+            )
+    callbacks, key = require_callback(callback), typed_key(key)
     source = batch_source(data, batch_size, key)
-    is_state = isinstance(initial, ParticleState | ParametricState)
-    state = flow.resume(problem, initial) if is_state else flow.init(problem, initial)
-    _warn_of_loneliness(problem, state)
+    flow, state, measure = _begun(problem, flow, initial)
+    require_on_divergence(on_divergence, flow, measure)
+    _warn_of_loneliness(problem, measure)
     if mesh is not None:
-        count = particle_count(state.particles) if isinstance(state, ParticleState) else 1
-        flow.on(require_mesh(mesh, count))
+        require_mesh(mesh, _particles_to_cut(flow, measure, mesh))
     store = None
     if checkpoint is not None:
         made_of = fingerprint(
@@ -143,250 +125,238 @@ def solve(
             data=source.made_of(),
             record_every=record_every,
             on_divergence=on_divergence,
+            **({} if collect is None else {"collect": collect}),
         )
         store = Store(checkpoint, made_of)
-    run = _Run(problem, flow, key, source, on_divergence, store, mesh)
-    with contextlib.closing(source):
-        try:
-            return run.from_state(state, steps, record_every, progress)
-        finally:
-            if store is not None:
-                store.close()
+    with contextlib.closing(source), contextlib.closing(store) if store else contextlib.nullcontext():
+        program = Program(problem, flow, key, state, mesh, collect)
+        run = SolveRun(program, source, store, state, steps, record_every, on_divergence)
+        return run.solved(callbacks, progress)
 
 
-class _Run:
-    """One call of `solve`: compiled calls one after the other, and what is kept between them."""
+def _begun(problem: Problem, flow: AbstractFlow, initial: Any) -> tuple[AbstractFlow, Any, AbstractMeasure]:
+    """The flow, its state at `initial`, and the measure of that. What has a `step` is a state."""
+    flow = counted(flow, problem, initial)
+    state = flow.resume(problem, initial) if hasattr(initial, "step") else flow.init(problem, initial)
+    measure = flow.measure(state)
+    if not isinstance(measure, AbstractMeasure):
+        raise TypeError(
+            f"{type(flow).__name__}.measure must return a measure, got {type(measure).__name__}; return "
+            "mf.Empirical(particles), or another measure."
+        )
+    return flow, state, measure
+
+
+class SolveRun(AbstractRun):
+    """One call of `solve`."""
 
     def __init__(
         self,
-        problem: Problem,
-        flow: AbstractFlow,
-        key: Array,
+        program: Program,
         source: AbstractSource,
-        on_divergence: str,
         store: Store | None,
-        mesh: Mesh | None,
+        state: Any,
+        steps: int,
+        record_every: int | None,
+        on_divergence: str,
     ):
-        self.problem, self.flow, self.key = place(mesh, (problem, flow.on(mesh), key))
-        self.source, self.on_divergence, self.store, self.mesh = source, on_divergence, store, mesh
+        self.program, self.source, self.store = program, source, store
+        self.state = program.layout.placed(state)
+        self.most, self.record = source.most, {}
+        self.first, self.end = int(state.step), int(state.step) + steps
+        self.log = Log(record_every or default_record_every(steps))
+        self.divergence = Divergence(program, self.log, on_divergence)
+        collect = program.layout.collect
+        self.collector = (
+            None if collect is None else Collector(collect, program.flow, state, self.first, self.end)
+        )
         self.placed: tuple[AbstractBatches, AbstractBatches] | None = None
-        self.restarts: list[Restart] = []
-        # How many steps the next compiled call may take, found by the clock.
-        self.budget = min(source.most, 16)
+        self.is_saved = False
+
+    @property
+    def step(self) -> int:
+        return int(self.state.step)
+
+    def solved(self, callbacks: tuple[Callback, ...], progress: bool | str) -> Solution:
+        """The run from its beginning, or from its newest checkpoint, to its end."""
+        saved = None if self.store is None else self.store.latest(self.state)
+        if saved is None:
+            self._record()
+            self._require_finite_start()
+        else:
+            self._resume(saved)
+        bar = (progress if isinstance(progress, str) else "") if progress else None
+        signal = drive(self, self.end, first=self.first, progress=bar, callbacks=callbacks)
+        if signal is not None:
+            raise self._interrupted(signal)
+        _warn_of_heat(self.log)
+        return self._solution()
+
+    def advance(self, budget: int, end: int) -> None:
+        """The next compiled call; where particles diverge in it, a few steps and some particles restarted."""
+        if self.store is not None:
+            every = self.store.checkpoint.every
+            end = min(end, (self.step // every + 1) * every)
+        if self.collector is not None:
+            budget = min(budget, self.collector.most_steps())
+        step, every = self.step, self.log.record_every
+        possible = self._with_batches(min(budget, end - step))
+        records, each = _next_call(step, end, every, possible)
+        batches = self._take(step, records * each)
+        # While the next line runs.
+        self.source.ahead(lambda i: math.prod(_next_call(i, self.end, every, budget)))
+        before, buffer = self.state, self._buffer()
+        self.state, table, kept = self.program.call(before, batches, records, each, buffer)
+        if np.all(self.program.finite(self.state)):
+            self.log.add(table, records)
+            self.record = {name: np.asarray(column)[records - 1] for name, column in table.items()}
+        else:
+            self.state, kept = self.divergence.mended(before, batches, records * each, buffer)
+        if self.collector is not None and kept is not None:
+            self.collector.add(kept, self.step)
+
+    def between(self, end: int) -> None:
+        if self.store is not None and self.store.is_due(self.step) and self.step < end:
+            self._save(self.store)
+
+    def finish(self, end: int) -> None:
+        if self.step == end and not self.log.reaches(end):
+            self._record()
+        if self.store is not None:
+            self._save(self.store)
+            self.is_saved = self.store.holds(self.step)
+
+    def _buffer(self) -> Buffer | None:
+        return None if self.collector is None else self.collector.buffer(self.step)
 
     def _take(self, first: int, count: int) -> AbstractBatches:
         """The batches of `count` steps from `first` on, where the steps are taken."""
         batches = self.source.take(first, count)
         if self.placed is None or self.placed[0] is not batches:
-            self.placed = (batches, place_batches(self.mesh, batches))
+            self.placed = (batches, place_batches(self.program.mesh, batches))
         return self.placed[1]
 
-    def call(self, state: Any, batches: AbstractBatches, records: int, steps: int) -> tuple[Any, dict]:
-        flow = self.flow.tabulated(int(state.step), max(records * steps, 1), _SCHEDULED)
-        counts = jnp.asarray(records, jnp.int32), jnp.asarray(steps, jnp.int32)
-        flow, counts = place(self.mesh, (flow, counts))
-        return _chunk(self.problem, flow, state, batches, self.key, counts[0], counts[1], self.mesh)
+    def _record(self) -> None:
+        """The state as it is: no step is taken."""
+        _, table, _ = self.program.call(self.state, self._take(self.step, 0), 1, 0, self._buffer())
+        self.record = self.log.add(table, 1, always=True)[-1]
 
-    def from_state(self, state: Any, steps: int, record_every: int | None, progress: bool | str) -> Solution:
-        state = self.flow.spread(state, self.mesh)
-        first, end = int(state.step), int(state.step) + steps
-        saved = None if self.store is None else self.store.latest(state)
-        if saved is None:
-            self.log = Log(record_every or default_record_every(steps))
-            self._record(state)
-            self._require_finite_start(state)
-        else:
-            state = self._resume(saved, first, end)
-        with (
-            tqdm(
-                total=steps,
-                desc=progress if isinstance(progress, str) else None,
-                initial=int(state.step) - first,
-                unit="step",
-                disable=not progress,
-            ) as bar,
-            Signals() as signals,
-        ):
-            while int(state.step) < end and not agreed(signals.caught is not None):
-                state = self._next(state, end, bar)
-                if self.store is not None and self.store.is_due(int(state.step)) and int(state.step) < end:
-                    self._save(state)
-            if int(state.step) == end and not self.log.reaches(end):
-                self._record(state)
-            self._save(state)
-            # Here, so that a signal does not cut the writing off.
-            is_saved = self.store is not None and self.store.holds(int(state.step))
-        if int(state.step) < end or signals.caught is not None:
-            raise self._interrupted(state, signals.caught or "a signal to another process", end, is_saved)
-        return self._solution(state)
-
-    def _next(self, state: Any, end: int, bar: Any) -> Any:
-        """The state after the next compiled call, or a few steps later with some particles restarted."""
-        began, step, last = time.perf_counter(), int(state.step), end
-        if self.store is not None:
-            every = self.store.checkpoint.every
-            end = min(end, (step // every + 1) * every)
-        possible = self._with_batches(state, min(self.budget, end - step))
-        records, each = _next_call(step, end, self.log.record_every, possible)
-        batches = self._take(step, records * each)
-        # While the next line runs.
-        self.source.ahead(lambda i: math.prod(_next_call(i, last, self.log.record_every, self.budget)))
-        after, table = self.call(state, batches, records, each)
-        if not np.all(_finite(self.flow, after, self.mesh)):
-            after = self._diverged(state, batches, records * each)
-        else:
-            self.log.add(table, records)
-            bar.set_postfix(loss=f"{float(table['loss'][records - 1]):.4g}", refresh=False)
-        taken = int(after.step) - step
-        rate = taken / (time.perf_counter() - began)
-        self.budget = agreed(int(np.clip(rate * _SECONDS, 1, min(self.source.most, 8 * self.budget))))
-        bar.update(taken)
-        return after
-
-    def _solution(self, state: Any) -> Solution:
-        return Solution(self.flow.measure(state), self.log.history(), state, tuple(self.restarts))
-
-    def _save(self, state: Any) -> None:
-        if self.store is None:
-            return
-        notes = {
-            "record_every": self.log.record_every,
-            "restarts": [restart._asdict() for restart in self.restarts],
-            "source": self.source.position(int(state.step)),
-        }
-        self.store.save(int(state.step), Saved(state, dict(self.log.history()), notes))
-
-    def _resume(self, saved: Saved, first: int, end: int) -> Any:
-        step, folder = int(saved.state.step), self.store.checkpoint.folder if self.store else None
-        if step > end:
-            raise ValueError(
-                f"the run in {folder} is at step {step}, beyond steps={end - first}; steps may only grow."
-            )
-        self.log = Log(saved.notes["record_every"])
-        self.log.resume(saved.history, step, goes_on=step < end)
-        self.restarts = [
-            Restart(r["step"], tuple(r["lost"]), tuple(r["copied"])) for r in saved.notes["restarts"]
-        ]
-        self.source.skip(step, step - first, saved.notes["source"])
-        if step == end and not self.log.reaches(end):
-            self._with_batches(saved.state, 1)
-        done = "finished" if step == end else f"resuming at step {step} of {end}"
-        sys.stderr.write(f"measureflow: {folder}: {done}\n")
-        return saved.state
-
-    def _interrupted(self, state: Any, signal_name: str, end: int, is_saved: bool) -> Interrupted:
-        where = f" It is saved in {self.store.checkpoint.folder}." if self.store and is_saved else ""
-        return Interrupted(
-            f"{signal_name} at step {int(state.step)} of {end}: the exception's `solution` is the run so "
-            f"far, to continue from.{where}",
-            self._solution(state),
+    def _solution(self) -> Solution:
+        draws = None if self.collector is None else self.collector.draws()
+        restarts = tuple(self.divergence.restarts)
+        return Solution(
+            self.program.flow.measure(self.state), self.log.history(), self.state, restarts, draws
         )
 
-    def _record(self, state: Any) -> None:
-        """The state as it is: no step is taken."""
-        _, table = self.call(state, self._take(int(state.step), 0), 1, 0)
-        self.log.add(table, 1, always=True)
+    def _save(self, store: Store) -> None:
+        notes = {
+            "record_every": self.log.record_every,
+            "restarts": [restart._asdict() for restart in self.divergence.restarts],
+            "source": self.source.position(self.step),
+        }
+        draws = {} if self.collector is None else self.collector.leaves()
+        columns = dict(self.log.history()) | {f"{_DRAWS}{name}": leaf for name, leaf in draws.items()}
+        store.save(self.step, Saved(self.state, columns, notes))
 
-    def _with_batches(self, state: Any, wanted: int) -> int:
+    def _resume(self, saved: Saved) -> None:
+        self.state = saved.state
+        folder = self.store.checkpoint.folder if self.store else None
+        if self.step > self.end:
+            raise ValueError(
+                f"the run in {folder} is at step {self.step}, beyond steps={self.end - self.first}; steps "
+                "may "
+                "only grow."
+            )
+        columns = {name: values for name, values in saved.history.items() if not name.startswith(_DRAWS)}
+        self.log.record_every = saved.notes["record_every"]
+        self.log.resume(columns, self.step, goes_on=self.step < self.end)
+        self.divergence.restarts = [
+            Restart(r["step"], tuple(r["lost"]), tuple(r["copied"])) for r in saved.notes["restarts"]
+        ]
+        if self.collector is not None:
+            self.collector.resume(
+                {n.removeprefix(_DRAWS): leaf for n, leaf in saved.history.items() if n.startswith(_DRAWS)}
+            )
+        self.source.skip(self.step, self.step - self.first, saved.notes["source"])
+        if self.step == self.end and not self.log.reaches(self.end):
+            self._with_batches(1)
+        done = "finished" if self.step == self.end else f"resuming at step {self.step} of {self.end}"
+        sys.stderr.write(f"measureflow: {folder}: {done}\n")
+
+    def _interrupted(self, signal_name: str) -> Interrupted:
+        where = f" It is saved in {self.store.checkpoint.folder}." if self.store and self.is_saved else ""
+        return Interrupted(
+            f"{signal_name} at step {self.step} of {self.end}: the exception's `solution` is the run so "
+            f"far, to continue from.{where}",
+            self._solution(),
+        )
+
+    def _with_batches(self, wanted: int) -> int:
         """How many of the next steps have a batch."""
-        steps = self.source.prefetch(int(state.step), wanted)
+        steps = self.source.prefetch(self.step, wanted)
         if steps == 0:
             raise DataExhaustedError(
-                f"the iterator of batches ended at step {int(state.step)}; pass one that goes on, or a "
+                f"the iterator of batches ended at step {self.step}; pass one that goes on, or a "
                 "loader that can be started over. The exception's `state` can be continued from.",
-                state,
+                self.state,
                 self.log.history(),
             )
         return steps
 
-    def _require_finite_start(self, state: Any) -> None:
-        if not np.all(_finite(self.flow, state, self.mesh)):
+    def _require_finite_start(self) -> None:
+        if not np.all(self.program.finite(self.state)):
             raise ValueError("initial holds numbers that are not finite; check it for NaN and infinities.")
-        loss = self.log.rows[0]["loss"]
-        if not np.isfinite(loss) and not self._can_restart(state):
+        for name in ("loss", "rest"):
+            value = self.record.get(name, 0.0)
+            if np.isfinite(value) or (name == "loss" and self._can_restart()):
+                continue
+            what = (
+                "the functional of the regulariser" if name == "rest" else self.program.problem.objective.name
+            )
             raise ValueError(
-                f"loss is {loss} at `initial` (its mean over particles), step {int(state.step)}; check the "
-                "loss, the data and `initial` for NaN, infinities and logarithms of zero."
+                f"{what} is {value} at `initial`, step {self.step}; check it, the data and `initial` for "
+                "NaN, "
+                "infinities and logarithms of zero."
             )
 
-    def _can_restart(self, state: Any) -> bool:
-        if self.on_divergence != "restart":
-            return False
-        losses = _losses(self.problem, state, self._take(int(state.step), 0), self.key, self.mesh)
-        return bool(np.any(np.isfinite(losses)))
-
-    def _diverged(self, state: Any, batches: AbstractBatches, steps: int) -> Any:
-        """The last finite state, lost particles restarted, or an error. The run is deterministic, so the step
-        is found by bisection from the last good state."""
-        good, bad = 0, steps
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            tried, _ = self.call(state, batches, 1, middle)
-            good, bad = (middle, bad) if np.all(_finite(self.flow, tried, self.mesh)) else (good, middle)
-        last, table = self.call(state, batches, 1, good)
-        self.log.add(table, 1)
-        failed, _ = self.call(state, batches, 1, bad)
-        finite = np.asarray(_finite(self.flow, failed, self.mesh))
-        lost, step = np.flatnonzero(~finite), int(state.step) + bad
-        if self.on_divergence == "restart" and finite.any() and len(self.restarts) < _MOST_RESTARTS:
-            return self._restarted(last, batches, lost, step)
-        raise DivergenceError(
-            f"diverged at step {step}: {len(lost)} of {len(finite)} {self.flow.movers} are no longer finite; "
-            f"try {self.flow.remedy}. The exception's `state` is the last finite one.",
-            last,
-            self.log.history(),
-            step,
-            lost,
-        )
-
-    def _restarted(self, last: Any, batches: AbstractBatches, lost: np.ndarray, step: int) -> Any:
-        losses = np.asarray(_losses(self.problem, last, batches, self.key, self.mesh))
-        left = np.setdiff1d(np.arange(len(losses)), lost)
-        known = left[np.isfinite(losses[left])]
-        left = known if len(known) else left
-        best = left[np.argsort(losses[left], kind="stable")]
-        sources = np.arange(len(losses))
-        sources[lost] = best[np.arange(len(lost)) % len(best)]
-        copied = tuple(sources[lost].tolist())
-        self.restarts.append(Restart(step, tuple(lost.tolist()), copied))
-        warnings.warn(
-            f"at step {step} particles {lost.tolist()} left the finite numbers; they go on as copies of "
-            f"{list(copied)}. If this happens again and again, try {self.flow.remedy}.",
-            stacklevel=6,
-        )
-        rearranged = self.flow.rearranged(last, place(self.mesh, jnp.asarray(sources)))
-        return self.flow.spread(rearranged, self.mesh)
+    def _can_restart(self) -> bool:
+        return self.divergence.can_begin(self.state, self._take(self.step, 0))
 
 
-@eqx.filter_jit
-def _losses(
-    problem: Problem,
-    state: ParticleState,
-    batches: AbstractBatches,
-    key: Key[Array, ""],
-    mesh: Mesh | None,
-) -> Float[Array, " n"]:
-    """ℓ of every particle, on the batch of its step."""
-    loss = problem.loss_energy(batches.at(state.step, data_key(key))).potential
-    assert loss is not None
-    return place(mesh, jax.vmap(loss)(state.particles))
+def _next_call(step: int, end: int, record_every: int, budget: int) -> tuple[int, int]:
+    """(records, steps of each) of the next compiled call: whole record intervals, or part of one."""
+    if step % record_every == 0 and min(budget, end - step) >= record_every:
+        return min(RECORDS, min(budget, end - step) // record_every), record_every
+    return 1, min(budget, record_every - step % record_every, end - step)
 
 
-def _require_divergence(on_divergence: str, flow: AbstractFlow) -> None:
-    if on_divergence not in ("raise", "restart"):
-        raise ValueError(f"on_divergence must be 'raise' or 'restart', got {on_divergence!r}.")
-    if on_divergence == "restart" and not flow.restarts:
-        raise ValueError(
-            f"on_divergence='restart' needs particles, got {type(flow).__name__}; use 'raise', and "
-            f"{flow.remedy}."
-        )
+def _particles_to_cut(flow: AbstractFlow, measure: AbstractMeasure, mesh: Any) -> int:
+    """How many particles there are for a mesh."""
+    if isinstance(measure, Empirical):
+        return particle_count(measure.particles)
+    raise ValueError(
+        f"mesh={mesh} was given for {type(flow).__name__}, which has no particles to cut over it; use "
+        "WassersteinFlow, or leave the mesh out."
+    )
 
 
-def _warn_of_loneliness(problem: Problem, state: Any) -> None:
-    repels = problem.free_energy().interaction is not None
-    if repels and isinstance(state, ParticleState) and particle_count(state.particles) == 1:
+def _warn_of_loneliness(problem: Problem, measure: AbstractMeasure) -> None:
+    repels = problem.regulariser_energy().interaction is not None
+    if repels and isinstance(measure, Empirical) and particle_count(measure.particles) == 1:
         warnings.warn(
             "one particle does not repel itself (∇₁κ(θ, θ) = 0): of MMD² only the pull of the reference, "
             "its kernel mean embedding, acts; use several particles for repulsion.",
             stacklevel=3,
+        )
+
+
+def _warn_of_heat(log: Log) -> None:
+    """Of the second half, since on the way to q* the drift says nothing of the curvature there."""
+    heats = [float(row["momentum_heat"]) for row in log.rows[len(log.rows) // 2 :] if "momentum_heat" in row]
+    if heats and np.median(heats) > _MUCH_HEAT:
+        warnings.warn(
+            f"momentum heats the chain: the particles' law is that of a temperature about "
+            f"{np.median(heats):.0%} above τ, not q*; leave momentum out to draw from q*, or take smaller "
+            "steps.",
+            stacklevel=4,
         )

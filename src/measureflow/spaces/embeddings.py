@@ -90,7 +90,7 @@ class SquaredExponentialOfUniform(eqx.Module):
 
 
 class EmpiricalEmbedding(eqx.Module):
-    """(1/M) Σⱼ κ(θ, θⱼ): exact for the empirical measure of M atoms."""
+    """Σⱼ wⱼ κ(θ, θⱼ): exact for the empirical measure of M atoms."""
 
     kernel: AbstractKernel
     reference: Empirical
@@ -99,8 +99,11 @@ class EmpiricalEmbedding(eqx.Module):
         atoms = self.reference.particles
         if isinstance(self.kernel, AbstractRadialKernel):
             one = jax.tree.map(lambda leaf: leaf[None], theta)
-            return jnp.mean(radial(self.kernel, squared_distances(one, atoms)))
-        return jnp.mean(jax.vmap(self.kernel, in_axes=(None, 0))(theta, atoms))
+            return self._mean(radial(self.kernel, squared_distances(one, atoms))[0])
+        return self._mean(jax.vmap(self.kernel, in_axes=(None, 0))(theta, atoms))
+
+    def _mean(self, values: Float[Array, " m"]) -> Float[Array, ""]:
+        return jnp.average(values, weights=self.reference.weights)
 
 
 class ComposedEmbedding(eqx.Module):
@@ -180,7 +183,8 @@ def mean_kernel(kernel: AbstractKernel, p: AbstractMeasure, q: AbstractMeasure) 
         return mean_kernel(kernel.kernel, push_forward(kernel.features, p), push_forward(kernel.features, q))
     if isinstance(p, Empirical):
         # In blocks of atoms, so that N² numbers never exist at once.
-        return jnp.mean(jax.lax.map(_embedded(kernel, q), p.particles, batch_size=256))
+        values = jax.lax.map(_embedded(kernel, q), p.particles, batch_size=256)
+        return jnp.average(values, weights=p.weights)
     if isinstance(q, Empirical):
         return mean_kernel(kernel, q, p)
     match kernel, p, q:
@@ -218,7 +222,7 @@ def _uniform_self_overlap(kernel: SquaredExponential, p: Uniform) -> Float[Array
 def push_forward(features: Callable[[Parameters], PyTree], measure: AbstractMeasure) -> AbstractMeasure:
     """f#P: the law of f(θ) for θ ~ P. Known for empirical measures, and for affine f of Gaussians."""
     if isinstance(measure, Empirical):
-        return Empirical(jax.vmap(features)(measure.particles))
+        return Empirical(jax.vmap(features)(measure.particles), measure.weights)
     if isinstance(measure, Gaussian):
         if isinstance(features, Whiten) and not (features.prior.full_rank or measure.full_rank):
             scale = jax.tree.map(jnp.divide, measure.scale, features.prior.scale)

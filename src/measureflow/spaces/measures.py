@@ -2,6 +2,7 @@
 
 import abc
 import math
+from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
@@ -243,13 +244,41 @@ class Flat(AbstractMeasure):
         return None
 
 
+def _masses(weights: Any, n: int) -> Float[Array, " n"]:
+    """`weights` as numbers that sum to 1."""
+    remedy = "give one number > 0 for each particle, and leave out particles without mass."
+    if getattr(weights, "shape", None) != (n,) and np.shape(weights) != (n,):
+        raise ValueError(
+            f"Empirical weights have shape {np.shape(weights)}, but there are {n} particles; {remedy}"
+        )
+    require_positive("Empirical weights", weights, remedy)
+    masses = strong(weights)
+    return masses / jnp.sum(masses)
+
+
 class Empirical(AbstractMeasure):
-    """(1/N) Σᵢ δ(θᵢ): the measure that particles are."""
+    """Σᵢ wᵢ δ(θᵢ): the measure that particles are.
+
+    Parameters
+    ----------
+    particles
+        A pytree whose leaves share a leading axis, one row per particle.
+    weights
+        wᵢ > 0, one per particle; they are divided by their sum. None is 1/N for each.
+    """
 
     particles: Particles
+    weights: Float[Array, " n"] | None
 
-    def __init__(self, particles: PyTree):
+    def __init__(self, particles: PyTree, weights: Any = None):
         self.particles = require_particles("Empirical particles", particles)
+        n = particle_count(self.particles)
+        self.weights = None if weights is None else _masses(weights, n)
+
+    def __repr__(self) -> str:
+        weighted = "" if self.weights is None else ", weighted"
+        n, number = particle_count(self.particles), dimension(self.template())
+        return f"Empirical({n} particles in {number} dimensions{weighted})"
 
     @property
     def has_full_support(self) -> bool:
@@ -257,17 +286,35 @@ class Empirical(AbstractMeasure):
 
     def sample(self, key: Key[Array, ""], n: int) -> Particles:
         """n draws with replacement."""
-        chosen = jax.random.randint(key, (_number_of_draws(n),), 0, particle_count(self.particles))
+        shape, count = (_number_of_draws(n),), particle_count(self.particles)
+        if self.weights is None:
+            chosen = jax.random.randint(key, shape, 0, count)
+        else:
+            chosen = jax.random.choice(key, count, shape, p=self.weights)
         return jax.tree.map(lambda leaf: leaf[chosen], self.particles)
+
+    def masses(self) -> Float[Array, " n"]:
+        """wᵢ, also where all are the same."""
+        n = particle_count(self.particles)
+        return jnp.full((n,), 1 / n) if self.weights is None else self.weights
+
+    def integrate(self, function: Callable[[Parameters], PyTree]) -> PyTree:
+        """∫ f dQ = Σᵢ wᵢ f(θᵢ), for f with values in any pytree of arrays."""
+        masses, exact = self.masses(), jax.lax.Precision.HIGHEST
+        return jax.tree.map(
+            lambda leaf: jnp.tensordot(masses.astype(leaf.dtype), leaf, axes=1, precision=exact),
+            jax.vmap(function)(self.particles),
+        )
 
     def log_density(self, theta: Parameters) -> Float[Array, ""]:
         raise ValueError("an Empirical measure has no density; use a Gaussian, or MMD², which needs none.")
 
     def moment_matched(self) -> Gaussian:
         """The Gaussian with the particles' means and standard deviations, coordinate by coordinate."""
-        mean = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), self.particles)
-        deviation = jax.tree.map(lambda leaf: jnp.std(leaf, axis=0), self.particles)
-        return Gaussian(mean, deviation)
+        mean = jax.tree.map(lambda leaf: jnp.average(leaf, axis=0, weights=self.weights), self.particles)
+        squares = jax.tree.map(lambda leaf, m: jnp.square(leaf - m[None]), self.particles, mean)
+        variance = jax.tree.map(lambda leaf: jnp.average(leaf, axis=0, weights=self.weights), squares)
+        return Gaussian(mean, jax.tree.map(jnp.sqrt, variance))
 
     def entropy(self, neighbour: int = 5) -> Float[Array, ""]:
         """The Kozachenko–Leonenko estimate of −∫ q log q from distances to the k-th neighbour:
@@ -278,6 +325,11 @@ class Empirical(AbstractMeasure):
         coincide it is −∞, as for atoms.
         """
         n, number = particle_count(self.particles), dimension(self.template())
+        if self.weights is not None:
+            raise ValueError(
+                "the entropy of particles with weights cannot be estimated; draw from the measure with "
+                "mf.Empirical(measure.sample(key, n)), or use problem.stationarity, which needs no density."
+            )
         if n < 20 * 2**number:
             raise ValueError(
                 f"the entropy of {n} particles in {number} dimensions cannot be estimated (it takes "

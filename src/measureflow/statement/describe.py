@@ -2,118 +2,118 @@
 
 from jaxtyping import Array
 
-from measureflow.core.pytrees import is_concrete
-from measureflow.spaces.kernels import (
-    AbstractKernel,
-    InverseMultiquadric,
-    KernelCombination,
-    Matern,
-    PullBack,
-    RadialCombination,
-    SquaredExponential,
-    Whiten,
-)
-from measureflow.spaces.measures import AbstractMeasure, Flat
-from measureflow.statement.divergences import KL, AbstractDivergence, SquaredMMD
+from measureflow.spaces.measures import Flat
+from measureflow.statement.divergences import KL, SquaredMMD
+from measureflow.statement.functionals import AbstractFunctional, ExpectedLoss
+from measureflow.statement.words import Words
 
-# Keyed by (has MMD², has KL).
+Terms = tuple[tuple[Array, AbstractFunctional], ...]
+
+# The paper's algorithms, keyed by (has MMD², has KL): name, which minimiser, and whether particles reach it.
 ALGORITHMS = {
-    (False, False): "deep ensemble (DE)",
-    (False, True): "deep Langevin ensemble (DLE)",
-    (True, False): "deep repulsive ensemble (DRE)",
-    (True, True): "deep repulsive Langevin ensemble (DRLE)",
-}
-
-_PROMISES = {
     (False, False): (
+        "deep ensemble (DE)",
         "The minimiser is not unique: every measure on the global minima of ℓ.",
         "Particles do not reach it: each falls into the local minimum of its basin, so the limit is "
         "Σᵢ Q₀(Θᵢ) δ(mᵢ) (Theorem 1).",
     ),
     (False, True): (
+        "deep Langevin ensemble (DLE)",
         "The minimiser is unique: q* ∝ exp(−V/τ), that is exp(−ℓ/τ)·p.",
         "Particles reach it, independently of one another, as t → ∞ and η → 0 (Appendix D).",
     ),
     (True, False): (
+        "deep repulsive ensemble (DRE)",
         "The minimiser is unique if κ is characteristic.",
         "Particles do not reach it in general: stationary measures are not unique (Theorem 7, Appendix F).",
     ),
     (True, True): (
+        "deep repulsive Langevin ensemble (DRLE)",
         "The minimiser is unique: log q* = −(V + ∫W(·,θ′) dq*(θ′))/τ + const.",
         "Particles reach it as N → ∞, t → ∞ and η → 0 (Theorem 2).",
     ),
 }
 
 
-def describe(terms: tuple[tuple[Array, AbstractDivergence], ...]) -> str:
-    """The text of `Problem.describe`."""
-    repulsion = [(w, d) for w, d in terms if isinstance(d, SquaredMMD)]
-    entropy = [(w, d) for w, d in terms if isinstance(d, KL)]
-    kind = (bool(repulsion), bool(entropy))
-    objective = ["∫ ℓ dQ"] + [f"{_number(w)}·{d.name}(Q, {_measure(d.reference)})" for w, d in terms]
-    potential = ["ℓ"]
-    potential += [f"{_number(w)}·log p" for w, d in entropy if not isinstance(d.reference, Flat)]
-    potential += [f"{_number(2 * w)}·μ_P" for w, d in repulsion if d.embedding is not None]
-    interaction = " + ".join(f"{_number(2 * w)}·{_kernel(d.kernel)}" for w, d in repulsion) or "0"
-    temperature = " + ".join(_number(w) for w, _ in entropy) or "0"
-    unique, reach = _PROMISES[kind]
+def describe(terms: Terms) -> str:
+    """The text of `Problem.describe`: every term is asked what it is."""
+    words = [functional.words(weight) for weight, functional in terms]
+    name, *promises = _of_the_paper(terms) if _is_of_the_paper(terms) else _beyond_the_paper(terms, words)
+    rest = " + ".join(w.rest for w in words if w.rest)
     lines = [
-        f"{ALGORITHMS[kind]}",
-        f"  L(Q) = {' + '.join(objective)}",
-        f"  V    = {' − '.join(potential)}",
-        f"  W    = {interaction}",
-        f"  τ    = {temperature}",
+        name,
+        f"  L(Q) = {' + '.join(w.formula for w in words)}",
+        f"  V    = {_potential(words)}",
+        f"  W    = {' + '.join(w.interaction for w in words if w.interaction) or '0'}",
+        f"  τ    = {' + '.join(w.temperature for w in words if w.temperature) or '0'}",
+        *([f"  rest = {rest}"] if rest else []),
         "What the theory promises here:",
-        f"  - {unique}",
-        f"  - {reach}",
-        *[f"  - {note}" for note in _conditions(kind, repulsion, entropy)],
+        *[f"  - {note}" for note in [*promises, *_conditions(terms, words)]],
     ]
     return "\n".join(lines)
 
 
-def _conditions(kind: tuple[bool, bool], repulsion: list, entropy: list) -> list[str]:
+def _is_of_the_paper(terms: Terms) -> bool:
+    return all(isinstance(functional, ExpectedLoss | KL | SquaredMMD) for _, functional in terms)
+
+
+def _has(kind: type, terms: Terms) -> bool:
+    return any(isinstance(functional, kind) for _, functional in terms)
+
+
+def _of_the_paper(terms: Terms) -> tuple[str, ...]:
+    return ALGORITHMS[_has(SquaredMMD, terms), _has(KL, terms)]
+
+
+def _beyond_the_paper(terms: Terms, words: list[Words]) -> tuple[str, ...]:
+    """What follows from convexity alone."""
+    name = f"Wasserstein gradient flow of {' + '.join(functional.name for _, functional in terms)}"
+    unknown = [f.name for _, f in terms if f.convexity not in ("linear", "convex", "strictly convex")]
+    if unknown:
+        conditions = {f.convexity for _, f in terms if f.name in unknown} - {"not known"}
+        where = f" ({', '.join(sorted(conditions))})" if conditions else ""
+        return (
+            name,
+            f"The convexity of {', '.join(unknown)} is not known to the theory{where}: there may be several "
+            "minimisers.",
+            "Whether particles reach one is not known either: compare with mf.theory.minimiser on a grid.",
+        )
+    if any(w.temperature for w in words):
+        return (
+            name,
+            "L is strictly convex, since the entropy is and every other term is convex: there is at most one "
+            "minimiser, log q* = −(δ(L − τ∫log q)/δQ)[q*]/τ + const.",
+            "Particles reach it as N → ∞, t → ∞ and η → 0 where a log-Sobolev inequality holds (mean-field "
+            "Langevin dynamics: Chizat, 2022; Nitanda, Wu and Suzuki, 2022); not shown here for your terms.",
+        )
+    return (
+        name,
+        "L is convex: every minimiser is global, but without an entropy it need not be unique.",
+        "Particles need not reach it: without noise each stays in its basin.",
+    )
+
+
+def _potential(words: list[Words]) -> str:
+    """Summands with their signs: a leading plus is left out."""
+    summands = [w.potential for w in words if w.potential]
+    signed = [s if s.startswith("− ") else f"+ {s}" for s in summands]
+    return " ".join(signed).removeprefix("+ ") or "0"
+
+
+def _conditions(terms: Terms, words: list[Words]) -> list[str]:
     """Which of the assumptions, a proper P and a characteristic κ, hold for this problem."""
     notes = []
-    references = {type(d.reference).__name__: d.reference for _, d in [*repulsion, *entropy]}
-    if "Flat" in references:
+    references = [reference for _, functional in terms for reference in functional.references()]
+    if any(isinstance(reference, Flat) for reference in references):
         notes.append(
             "P is flat, not a probability measure: a minimiser exists only if ℓ itself grows fast enough "
             "to keep the mass together; infinite constants are left out of L."
         )
     elif references:
-        notes.append(f"P is proper ({', '.join(references)}): holds.")
-    for _, d in repulsion:
-        holds = "holds" if _is_characteristic(d.kernel) else "not known to hold (features may lose some)"
-        where = "" if kind[1] else "; without it, minimisers need not be unique"
-        notes.append(f"κ characteristic ({_kernel(d.kernel)}): {holds}{where}.")
-    if repulsion:
+        names = dict.fromkeys(type(reference).__name__ for reference in references)
+        notes.append(f"P is proper ({', '.join(names)}): holds.")
+    where = "" if _has(KL, terms) else "; without it, minimisers need not be unique"
+    notes += [f"{note}{where}." for w in words for note in w.notes]
+    if any(w.interaction for w in words) and _has(SquaredMMD, terms):
         notes.append("A single particle (N = 1) does not repel itself: only μ_P then acts on it.")
     return notes
-
-
-def _is_characteristic(kernel: AbstractKernel) -> bool:
-    """Whether MMD is known to vanish for equal measures only; a pull-back may lose information."""
-    if isinstance(kernel, RadialCombination | KernelCombination):
-        return any(map(_is_characteristic, kernel.kernels))
-    if isinstance(kernel, PullBack):
-        return isinstance(kernel.features, Whiten) and _is_characteristic(kernel.kernel)
-    return isinstance(kernel, SquaredExponential | Matern | InverseMultiquadric)
-
-
-def _number(value: Array) -> str:
-    return f"{float(value):.4g}" if is_concrete(value) and value.ndim == 0 else "w"
-
-
-def _measure(measure: AbstractMeasure) -> str:
-    return type(measure).__name__
-
-
-def _kernel(kernel: AbstractKernel) -> str:
-    if isinstance(kernel, RadialCombination | KernelCombination):
-        terms = zip(kernel.weights, kernel.kernels, strict=True)
-        return "(" + " + ".join(f"{_number(w)}·{_kernel(k)}" for w, k in terms) + ")"
-    if isinstance(kernel, PullBack):
-        return f"{_kernel(kernel.kernel)}∘f"
-    name = type(kernel).__name__ + (f"-{kernel.nu:g}" if isinstance(kernel, Matern) else "")
-    lengthscale = getattr(kernel, "lengthscale", None)
-    return name if lengthscale is None else f"{name}(σ={_number(lengthscale)})"

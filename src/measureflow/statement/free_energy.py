@@ -1,4 +1,4 @@
-"""The normal form of every problem: F(Q) = ∫ V dQ + ½ ∬ W dQ dQ + τ ∫ log q dQ."""
+"""The normal form of every problem: F(Q) = ∫ V dQ + ½ ∬ W dQ dQ + τ ∫ log q dQ + R(Q)."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -6,36 +6,39 @@ from typing import Any, TypeAlias
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
-from measureflow.core.pytrees import Parameters, Particles, add, strong
-from measureflow.numerics.interactions import (
-    AbstractInteractions,
-    ExactInteractions,
-    interaction_gradient,
-    interaction_mean,
-)
+from measureflow.core.pytrees import Parameters, Particles, add, particle_count, scale, strong
+from measureflow.numerics.interactions import EXACT
+from measureflow.spaces.embeddings import kernel_mean_embedding
 from measureflow.spaces.kernels import AbstractKernel
+from measureflow.spaces.measures import Empirical
 
 Potential: TypeAlias = Callable[[Parameters], Float[Array, ""]]
+Rest: TypeAlias = Callable[[Empirical], Float[Array, ""]]
 
 
-class CombinedPotential(eqx.Module):
-    """Σₖ wₖ Vₖ."""
+class Combination(eqx.Module):
+    """Σₖ wₖ fₖ, of potentials or of functionals."""
 
     weights: tuple[Float[Array, ""], ...]
-    potentials: tuple[Potential, ...]
+    functions: tuple[Callable[[Any], Float[Array, ""]], ...]
 
-    def __call__(self, theta: Parameters) -> Float[Array, ""]:
-        values = [w * potential(theta) for w, potential in zip(self.weights, self.potentials, strict=True)]
+    def __call__(self, at: Any) -> Float[Array, ""]:
+        values = [w * function(at) for w, function in zip(self.weights, self.functions, strict=True)]
         return sum(values[1:], start=values[0])
 
 
 class FreeEnergy(eqx.Module):
-    """F(Q) = ∫ V dQ + ½ ∬ W dQ dQ + τ ∫ log q dQ; a part that is None is absent (zero).
+    """F(Q) = ∫ V dQ + ½ ∬ W dQ dQ + τ ∫ log q dQ + R(Q); a part that is None is absent (zero).
 
-    Absence is part of the program, not a value: without a temperature no noise is drawn, without an
-    interaction no pairs are summed.
+    V, W and τ have a fast path: one gradient per particle, sums over pairs, noise. All else is the `rest` R,
+    a functional of which only its value on a weighted empirical measure is known. For Q = Σᵢ wᵢ δ(θᵢ)
+
+        δR/δQ(θᵢ) = ∂R/∂wᵢ up to a constant,   ∇_W R(θᵢ) = (1/wᵢ) ∂R/∂θᵢ,
+
+    so JAX derives its part of the dynamics. Absence is part of the program, not a value: without a
+    temperature no noise is drawn, without an interaction no pairs are summed.
     """
 
     potential: Potential | None = None
@@ -43,22 +46,22 @@ class FreeEnergy(eqx.Module):
     temperature: Float[Array, ""] | None = eqx.field(
         converter=lambda value: None if value is None else strong(value), default=None
     )
+    rest: Rest | None = None
 
     def __add__(self, other: "FreeEnergy") -> "FreeEnergy":
-        one = jnp.ones(())
-        potentials = [v for v in (self.potential, other.potential) if v is not None]
-        combined = CombinedPotential((one,) * len(potentials), tuple(potentials))
         return FreeEnergy(
-            potential=combined if len(potentials) == 2 else next(iter(potentials), None),
+            potential=_both(self.potential, other.potential),
             interaction=_sum(self.interaction, other.interaction),
             temperature=_sum(self.temperature, other.temperature),
+            rest=_both(self.rest, other.rest),
         )
 
     def __rmul__(self, weight: Float[Array, ""]) -> "FreeEnergy":
         return FreeEnergy(
-            potential=None if self.potential is None else CombinedPotential((weight,), (self.potential,)),
+            potential=None if self.potential is None else Combination((weight,), (self.potential,)),
             interaction=None if self.interaction is None else weight * self.interaction,
             temperature=None if self.temperature is None else weight * self.temperature,
+            rest=None if self.rest is None else Combination((weight,), (self.rest,)),
         )
 
     def potential_energy(self, particles: Particles) -> Float[Array, ""]:
@@ -67,17 +70,21 @@ class FreeEnergy(eqx.Module):
             return jnp.zeros(())
         return jnp.mean(jax.vmap(self.potential)(particles))
 
-    def interaction_energy(
-        self,
-        particles: Particles,
-        interactions: AbstractInteractions | None = None,
-        key: Key[Array, ""] | None = None,
-    ) -> Float[Array, ""]:
-        """½ ∬ W dQ_N dQ_N, exact, or summed as `interactions` says."""
+    def interaction_energy(self, particles: Particles) -> Float[Array, ""]:
+        """½ ∬ W dQ_N dQ_N."""
         if self.interaction is None:
             return jnp.zeros(())
-        summed = interactions or ExactInteractions()
-        return 0.5 * interaction_mean(self.interaction, particles, summed, key)
+        return 0.5 * EXACT.mean(self.interaction, particles)
+
+    def rest_energy(self, particles: Particles) -> Float[Array, ""]:
+        """R(Q_N)."""
+        return jnp.zeros(()) if self.rest is None else self.rest(_weighted(particles))
+
+    def energy(self, particles: Particles) -> Float[Array, ""]:
+        """∫ V dQ_N + ½ ∬ W dQ_N dQ_N + R(Q_N): all of F but the entropy's part."""
+        energy = self.potential_energy(particles)
+        energy = energy if self.interaction is None else energy + self.interaction_energy(particles)
+        return energy if self.rest is None else energy + self.rest_energy(particles)
 
     def potential_gradient(self, particles: Particles) -> Particles:
         """∇V(θᵢ)."""
@@ -85,27 +92,55 @@ class FreeEnergy(eqx.Module):
             return jax.tree.map(jnp.zeros_like, particles)
         return jax.vmap(jax.grad(self.potential))(particles)
 
-    def interaction_gradient(
-        self,
-        particles: Particles,
-        interactions: AbstractInteractions | None = None,
-        key: Key[Array, ""] | None = None,
-    ) -> Particles:
-        """∫ ∇₁W(θᵢ, θ′) dQ_N(θ′), exact, or summed as `interactions` says."""
+    def interaction_gradient(self, particles: Particles) -> Particles:
+        """∫ ∇₁W(θᵢ, θ′) dQ_N(θ′)."""
         if self.interaction is None:
             return jax.tree.map(jnp.zeros_like, particles)
-        return interaction_gradient(self.interaction, particles, interactions or ExactInteractions(), key)
+        return EXACT.gradient(self.interaction, particles)
 
-    def wasserstein_gradient(
-        self,
-        particles: Particles,
-        interactions: AbstractInteractions | None = None,
-        key: Key[Array, ""] | None = None,
-    ) -> Particles:
-        """∇V(θᵢ) + ∫ ∇₁W(θᵢ, θ′) dQ_N(θ′): all of ∇_W F but the entropy's part, which is noise."""
-        return add(
-            self.potential_gradient(particles), self.interaction_gradient(particles, interactions, key)
-        )
+    def rest_gradient(self, particles: Particles) -> Particles:
+        """∇_W R(θᵢ) = N ∂R/∂θᵢ."""
+        if self.rest is None:
+            return jax.tree.map(jnp.zeros_like, particles)
+        rest, number = self.rest, jnp.asarray(float(particle_count(particles)))
+        return scale(number, jax.grad(lambda x: rest(_weighted(x)))(particles))
+
+    def first_variation(self, measure: Empirical) -> Float[Array, " n"]:
+        """δF/δQ(θᵢ) = V(θᵢ) + ∫W(θᵢ, θ′) dQ(θ′) + ∂R/∂wᵢ at each particle, without the entropy's part and up
+        to a constant."""
+        particles, found = measure.particles, jnp.zeros(())
+        if self.potential is not None:
+            found = found + jax.vmap(self.potential)(particles)
+        if self.interaction is not None:
+            embedding = kernel_mean_embedding(self.interaction, measure)
+            assert embedding is not None
+            found = found + jax.lax.map(embedding, particles, batch_size=256)
+        if self.rest is not None:
+            rest = self.rest
+            found = found + jax.grad(lambda w: rest(Empirical(particles, w)))(measure.masses())
+        return jnp.broadcast_to(found, (particle_count(particles),))
+
+    def wasserstein_gradient(self, particles: Particles) -> Particles:
+        """∇V(θᵢ) + ∫ ∇₁W(θᵢ, θ′) dQ_N(θ′) + ∇_W R(θᵢ): all of ∇_W F but the entropy's part, which is
+        noise."""
+        gradient = self.potential_gradient(particles)
+        if self.interaction is not None:
+            gradient = add(gradient, self.interaction_gradient(particles))
+        return gradient if self.rest is None else add(gradient, self.rest_gradient(particles))
+
+
+def _weighted(particles: Particles) -> Empirical:
+    """Q_N, its weights written out: a functional reads them."""
+    n = particle_count(particles)
+    return Empirical(particles, jnp.full((n,), 1 / n))
+
+
+def _both(first: Any, second: Any) -> Any:
+    """f + g of functions, where None is zero."""
+    present = tuple(function for function in (first, second) if function is not None)
+    if len(present) < 2:
+        return next(iter(present), None)
+    return Combination((jnp.ones(()),) * 2, present)
 
 
 def _sum(x: Any, y: Any) -> Any:

@@ -1,5 +1,6 @@
-"""The statement: L(Q) = ∫ ℓ dQ + Σₖ wₖ Dₖ(Q, Pₖ), and what follows from it."""
+"""The statement: L(Q) = G(Q) + Σₖ wₖ Dₖ(Q, Pₖ), and what follows from it."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,34 +10,54 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from measureflow.core.pytrees import Parameters, Particles, shapes_of, shown_shapes
 from measureflow.core.validation import require_count, require_particles, require_same_shape, typed_key
-from measureflow.numerics.integration import Integral, integral
+from measureflow.numerics.integration import Points, draws, quadrature, require_agreement
 from measureflow.spaces.kernels import AbstractKernel
 from measureflow.spaces.measures import AbstractMeasure, Empirical, Gaussian
-from measureflow.statement import stationarity as stein
 from measureflow.statement.describe import describe
-from measureflow.statement.divergences import KL, AbstractDivergence, AbstractRegulariser, SquaredMMD
+from measureflow.statement.divergences import KL, SquaredMMD
 from measureflow.statement.free_energy import FreeEnergy
+from measureflow.statement.functionals import AbstractFunctional, ExpectedLoss, Sum, evaluated
+from measureflow.statement.stationarity import stationarity
+
+# Functions with such a name are to be maximised.
+_LOG_DENSITIES = (
+    "log_density",
+    "logdensity",
+    "log_prob",
+    "logprob",
+    "logp",
+    "logpdf",
+    "log_posterior",
+    "log_joint",
+)
+
+
+def _objective(given: Any) -> AbstractFunctional:
+    return given if isinstance(given, AbstractFunctional) else ExpectedLoss(given)
 
 
 class Problem(eqx.Module):
-    """Minimise L(Q) = ∫ ℓ dQ + Σₖ wₖ Dₖ(Q, Pₖ) over probability measures Q.
+    """Minimise L(Q) = G(Q) + Σₖ wₖ Dₖ(Q, Pₖ) over probability measures Q.
 
-    `loss(θ)`, or `loss(θ, batch)` where the problem has data, is a scalar: the *mean* over cases, so
-    that it means the same for any batch size. The Bayes posterior is KL weight 1/n for n cases. A
-    loss is part of the program: arrays that vary belong in the batch, or in an `eqx.Module`.
+    Parameters
+    ----------
+    objective
+        G: a functional of Q, such as `LogScore`, or a function ℓ: then G(Q) = ∫ ℓ dQ. `ℓ(θ)`, or `ℓ(θ,
+        batch)` where the problem has data, is a scalar: the *mean* over cases, so that it means the same for
+        any batch size. The Bayes posterior is KL weight 1/n for n cases. A loss is part of the program:
+        arrays that vary belong in the batch, or in an `eqx.Module`.
+    regulariser
+        A weighted sum of functionals, such as `0.5 * SquaredMMD(prior, kernel) + 1.0 * KL(prior)`.
     """
 
-    loss: Callable[..., Float[Array, ""]]
-    regulariser: AbstractRegulariser | None = None
+    objective: AbstractFunctional = eqx.field(converter=_objective)
+    regulariser: AbstractFunctional | None = None
 
     def __check_init__(self) -> None:
-        if not callable(self.loss):
+        if self.regulariser is not None and not isinstance(self.regulariser, AbstractFunctional):
             raise TypeError(
-                f"loss must be a function θ ↦ ℓ(θ), got {self.loss!r}; pass the function, not its value."
-            )
-        if self.regulariser is not None and not isinstance(self.regulariser, AbstractRegulariser):
-            raise TypeError(
-                f"regulariser must be built from KL and SquaredMMD, got {self.regulariser!r}; "
+                "regulariser must be built from functionals such as KL and SquaredMMD, got "
+                f"{self.regulariser!r}; "
                 "for example 1.0 * mf.KL(prior)."
             )
         templates = self._templates()
@@ -45,28 +66,41 @@ class Problem(eqx.Module):
             raise ValueError(
                 f"the references are on different spaces, got shapes {shown}; give all the shape of θ."
             )
+        _warn_of_a_log_density(self.objective)
 
-    def terms(self) -> tuple[tuple[Float[Array, ""], AbstractDivergence], ...]:
-        """The weighted divergences of the regulariser."""
+    def terms(self) -> tuple[tuple[Float[Array, ""], AbstractFunctional], ...]:
+        """All summands with their weights: those of the objective, then those of the regulariser."""
+        return self.objective.terms() + self._regularisers()
+
+    def _regularisers(self) -> tuple[tuple[Float[Array, ""], AbstractFunctional], ...]:
         return () if self.regulariser is None else self.regulariser.terms()
 
     def _templates(self) -> list[Parameters]:
-        found = [divergence.reference.template() for _, divergence in self.terms()]
+        found = [functional.template() for _, functional in self.terms()]
         return [template for template in found if template is not None]
 
     def template(self) -> Parameters | None:
         """A point shaped as the references say θ is; None where they leave that open."""
         return next(iter(self._templates()), None)
 
-    def loss_energy(self, batch: PyTree = None) -> FreeEnergy:
-        """∫ ℓ dQ as a free energy: V = ℓ."""
-        return FreeEnergy(potential=eqx.Partial(_evaluate, self.loss, batch))
+    def objective_energy(self, batch: PyTree = None) -> FreeEnergy:
+        """The objective's normal form: V = ℓ for a loss."""
+        return self.objective.free_energy(batch)
+
+    def regulariser_energy(self, batch: PyTree = None) -> FreeEnergy:
+        """The regulariser's normal form: V = −w log p − 2w′μ_P, W = 2w′κ, τ = w."""
+        terms = self._regularisers()
+        return Sum(*terms).free_energy(batch) if terms else FreeEnergy()
 
     def free_energy(self, batch: PyTree = None) -> FreeEnergy:
-        """The normal form: V = ℓ − w log p − 2w′μ_P, W = 2w′κ, τ = w."""
+        """The normal form of the whole problem."""
         if self.regulariser is None:
-            return self.loss_energy(batch)
-        return self.loss_energy(batch) + self.regulariser.free_energy()
+            return self.objective_energy(batch)
+        return self.objective_energy(batch) + self.regulariser_energy(batch)
+
+    def temperature(self) -> Float[Array, ""] | None:
+        """τ; None if there is none."""
+        return self.regulariser_energy().temperature
 
     def value(
         self,
@@ -76,12 +110,12 @@ class Problem(eqx.Module):
         key: Key[Array, ""] | None = None,
         samples: int = 10_000,
     ) -> Float[Array, ""]:
-        """L(Q) = ∫ ℓ dQ + Σₖ wₖ Dₖ(Q, Pₖ).
+        """L(Q) = G(Q) + Σₖ wₖ Dₖ(Q, Pₖ).
 
         MMD² of particles is exact. KL needs the entropy of Q: closed form for a Gaussian, a nearest-neighbour
-        estimate for particles where N is large against J, else an error. ∫ ℓ dQ of a Gaussian is
-        quadrature in up to two dimensions, and Monte Carlo with `samples` draws where `key` is given; so is
-        its MMD² for kernels without a closed form, for which `key` is required.
+        estimate for particles where N is large against J, else an error. Integrals over a Gaussian without a
+        closed form are quadrature in up to two dimensions, by two rules that must agree, or Monte Carlo with
+        `samples` draws where `key` is given; ∬κ dQdQ without a closed form takes a `key`.
         The infinite constants of a `Flat` reference are left out: KL is then −H(Q), MMD² is ∬κ dQdQ.
         """
         return sum(self.value_parts(measure, batch, key=key, samples=samples).values(), start=jnp.zeros(()))
@@ -94,24 +128,36 @@ class Problem(eqx.Module):
         key: Key[Array, ""] | None = None,
         samples: int = 10_000,
     ) -> dict[str, Float[Array, ""]]:
-        """The summands of L(Q) by name: the loss, and each divergence times its weight."""
-        if not isinstance(measure, Empirical | Gaussian):
+        """The summands of L(Q) by name, each times its weight."""
+        samples = require_count("samples", samples, 2, "10,000 is a start.")
+        if isinstance(measure, Empirical):
+            require_particles("measure", measure.particles, self.template())
+            parts = _particle_parts(self, measure, batch)
+        elif isinstance(measure, Gaussian):
+            if self.template() is not None:
+                require_same_shape("measure", measure.mean, self.template())
+            parts = self._gaussian_parts(measure, batch, key, samples)
+        else:
             raise TypeError(
                 f"measure must be Empirical or Gaussian, got {type(measure).__name__}; "
                 "use mf.Empirical(measure.sample(key, n))."
             )
-        if isinstance(measure, Empirical):
-            require_particles("measure", measure.particles, self.template())
-        elif self.template() is not None:
-            require_same_shape("measure", measure.mean, self.template())
-        samples = require_count("samples", samples, 2, "10,000 is a start.")
-        key = None if key is None else typed_key(key)
-        parts = _value_parts(self, measure, integral(measure, key, samples), batch)
         # Compiled functions return dictionaries in alphabetical order; this is the order of L(Q).
-        return {name: parts[name] for name in ("loss", *dict.fromkeys(d.name for _, d in self.terms()))}
+        return {name: parts[name] for name in dict.fromkeys(f.name for _, f in self.terms())}
+
+    def _gaussian_parts(
+        self, measure: Gaussian, batch: PyTree, key: Key[Array, ""] | None, samples: int
+    ) -> dict[str, Float[Array, ""]]:
+        if key is not None:
+            return _gaussian_parts(self, measure, draws(measure, typed_key(key), samples), batch)
+        parts, other = (_gaussian_parts(self, measure, rule, batch) for rule in quadrature(measure))
+        for name, value in parts.items():
+            require_agreement(f"the {name}", value, other[name])
+        return parts
 
     def wasserstein_gradient(self, particles: PyTree, batch: PyTree = None) -> Particles:
-        """∇V(θᵢ) + (1/N) Σⱼ ∇₁W(θᵢ, θⱼ) at each particle: the drift, without the entropy's part."""
+        """∇V(θᵢ) + (1/N) Σⱼ ∇₁W(θᵢ, θⱼ) + ∇_W R(θᵢ) at each particle: the drift, without the entropy's
+        part."""
         particles = require_particles("particles", particles, self.template())
         return _wasserstein_gradient(self, particles, batch)
 
@@ -125,35 +171,42 @@ class Problem(eqx.Module):
         return _stationarity(self, particles, batch)
 
     def describe(self) -> str:
-        """Which algorithm this is, its V, W and τ, and what the theory promises here."""
+        """Which algorithm this is, its V, W, τ and rest, and what the theory promises here."""
         return describe(self.terms())
 
 
-def _evaluate(loss: Callable[..., Any], batch: PyTree, theta: Parameters) -> Float[Array, ""]:
-    value = loss(theta) if batch is None else loss(theta, batch)
-    if not hasattr(value, "dtype") or not jnp.issubdtype(value.dtype, jnp.floating):
-        kind = getattr(value, "dtype", type(value).__name__)
-        raise TypeError(f"loss must return a floating-point scalar, got {kind}; return a JAX array.")
-    if value.shape != ():
-        raise ValueError(
-            f"loss must return a scalar, got shape {value.shape}; "
-            "take the mean over cases, and the sum over coordinates, with jnp.mean or jnp.sum."
-        )
-    return value
+def _warn_of_a_log_density(objective: AbstractFunctional) -> None:
+    for _, term in objective.terms():
+        name = getattr(getattr(term, "loss", None), "__name__", "")
+        if isinstance(term, ExpectedLoss) and name.strip("_").lower() in _LOG_DENSITIES:
+            warnings.warn(
+                f"loss is a function called {name}, and a loss is minimised: to draw from that density "
+                "pass its negative, with regulariser mf.KL(mf.Flat()); if it is a loss, rename it.",
+                stacklevel=5,
+            )
 
 
 def value_parts(
-    problem: Problem, measure: Empirical | Gaussian, rule: Integral, batch: PyTree
+    problem: Problem, measure: Empirical | Gaussian, points: Points | None, batch: PyTree
 ) -> dict[str, Float[Array, ""]]:
-    """The summands of L(Q), with `rule` for ∫ · dQ where there is no closed form."""
-    parts = {"loss": rule.mean(eqx.Partial(_evaluate, problem.loss, batch))}
-    for weight, divergence in problem.terms():
-        value = weight * divergence.value(measure, rule)
-        parts[divergence.name] = parts.get(divergence.name, 0.0) + value
+    """The summands of L(Q) by name; for a Gaussian with `points` for ∫ · dQ where there is no closed form."""
+    parts: dict[str, Any] = {}
+    for weight, functional in problem.terms():
+        if isinstance(measure, Gaussian):
+            assert points is not None
+            value = functional.gaussian_value(measure, points, batch)
+        else:
+            value = evaluated(functional, measure, batch)
+        parts[functional.name] = parts.get(functional.name, 0.0) + weight * value
     return parts
 
 
-_value_parts = eqx.filter_jit(value_parts)
+_gaussian_parts = eqx.filter_jit(value_parts)
+
+
+@eqx.filter_jit
+def _particle_parts(problem: Problem, measure: Empirical, batch: PyTree) -> dict[str, Float[Array, ""]]:
+    return value_parts(problem, measure, None, batch)
 
 
 @eqx.filter_jit
@@ -163,7 +216,7 @@ def _wasserstein_gradient(problem: Problem, particles: Particles, batch: PyTree)
 
 @eqx.filter_jit
 def _stationarity(problem: Problem, particles: Particles, batch: PyTree) -> Float[Array, ""]:
-    return stein.stationarity(problem.free_energy(batch), particles)
+    return stationarity(problem.free_energy(batch), particles)
 
 
 def deep_ensemble(loss: Callable) -> Problem:

@@ -32,7 +32,7 @@ def _device() -> str:
 
 def _commit() -> str | None:
     """The commit of a source checkout, marked where files differ from it; None for an installed package."""
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[1]
     if not (folder.parent.parent / ".git").exists():
         return None
     try:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from measureflow.prediction.colours import COLOURS
 from measureflow.study.datasets import NAMES, load_uci
-from measureflow.study.paper.claims import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

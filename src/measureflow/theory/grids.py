@@ -9,10 +9,12 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 from scipy.signal import fftconvolve
+from scipy.special import xlogy
 
 from measureflow.core.pytrees import Particles
 from measureflow.spaces.kernels import AbstractKernel, AbstractRadialKernel
-from measureflow.statement.free_energy import FreeEnergy
+from measureflow.spaces.measures import Empirical
+from measureflow.statement.free_energy import FreeEnergy, Rest
 from measureflow.statement.problem import Problem
 
 _LARGEST_DENSE = 6_000
@@ -74,13 +76,14 @@ def _spacing(points: np.ndarray, axis: int) -> float:
 
 
 class GridEnergy:
-    """V, W and τ of a problem on a grid, for probability vectors (mass per cell)."""
+    """V, W, τ and the rest of a problem on a grid, for probability vectors (mass per cell)."""
 
     def __init__(self, problem: Problem, grid: Any, batch: PyTree = None):
         self.grid = Grid(grid, problem.template())
         self.energy: FreeEnergy = problem.free_energy(batch)
-        assert self.energy.potential is not None, "a problem has a loss"
-        self.potential = self.grid.evaluate(self.energy.potential)
+        self.potential = np.zeros(len(self.grid.flat))
+        if self.energy.potential is not None:
+            self.potential = self.grid.evaluate(self.energy.potential)
         if not np.all(np.isfinite(self.potential)):
             raise ValueError(
                 "the potential V is not finite on all of the grid; narrow the grid or check the loss."
@@ -124,6 +127,28 @@ class GridEnergy:
                 self._stencil = np.asarray(in_double(kernel).profile(jnp.asarray(squares)))
         return self._stencil
 
+    def rest(self, mass: np.ndarray) -> tuple[float, np.ndarray]:
+        """R(Q), and its first variation ∂R/∂wᵢ."""
+        if self.energy.rest is None:
+            return 0.0, np.zeros_like(mass)
+        with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+            points = self.grid.particles(self.grid.flat)
+            value, variation = _rest_of(in_double(self.energy.rest), points, jnp.asarray(mass))
+        return float(value), np.asarray(variation)
+
     def first_variation(self, mass: np.ndarray) -> np.ndarray:
-        """V + ∫ W(·, θ′) dQ(θ′)."""
-        return self.potential + self.interaction(mass)
+        """V + ∫ W(·, θ′) dQ(θ′) + δR/δQ."""
+        return self.potential + self.interaction(mass) + self.rest(mass)[1]
+
+    def value(self, mass: np.ndarray) -> float:
+        """F(Q), the density q constant on every cell."""
+        free = mass @ self.potential + 0.5 * mass @ self.interaction(mass) + self.rest(mass)[0]
+        # With τ = 0 the entropy is absent, and atoms must not make it infinite.
+        if self.temperature > 0:
+            free += self.temperature * np.sum(xlogy(mass, mass / self.grid.cell))
+        return float(free)
+
+
+@eqx.filter_jit
+def _rest_of(rest: Rest, points: Particles, mass: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jax.value_and_grad(lambda weights: rest(Empirical(points, weights)))(mass)

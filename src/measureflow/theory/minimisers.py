@@ -5,26 +5,43 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import PyTree
-from scipy.special import logsumexp, xlogy
+from scipy.special import logsumexp
 
-from measureflow.spaces.embeddings import mean_kernel
-from measureflow.statement.divergences import SquaredMMD
 from measureflow.statement.problem import Problem
+from measureflow.statement.scores import LogScore
 from measureflow.theory.grids import GridEnergy
 
 _TOLERANCE = 1e-10
-_ITERATIONS = 100_000
+_ITERATIONS = 5_000
+# How many points an extrapolation looks back on; what counts as rounding of a value; the Frank–Wolfe gap at
+# which a programme without temperature ends; and the damping below which a step is taken as it is.
+_MEMORY, _ROUNDING, _GAP, _SMALLEST_DAMPING = 12, 1e-13, 1e-5, 1e-12
 
 
 def minimiser(problem: Problem, grid: Any, *, batch: PyTree = None) -> np.ndarray:
     """The density of q* = argmin L on a uniform grid of shape (..., J), or (G,) in one dimension.
 
-    τ > 0: the Gibbs measure q* ∝ exp(−V/τ) (DLE), or with an interaction the *normalised* fixed point
-    log q* = −(V + ∫W(·,θ′) dq*(θ′))/τ + const (DRLE). τ = 0: the convex quadratic programme over
-    probability vectors (DRE; for DE, all mass on the global minimum). Sums to 1 over the grid's cells.
+    τ > 0: the *normalised* fixed point log q* = −δ/τ + const, δ = V + ∫W(·,θ′) dq*(θ′) + δR/δQ: the Gibbs
+    measure q* ∝ exp(−V/τ) for DLE, in one step. τ = 0: the convex quadratic programme over probability
+    vectors (DRE; for DE, all mass on the global minimum), or with a nonlinear functional exponentiated
+    gradients. Sums to 1 over the grid's cells. `stationarity_residual` says how exact it is.
+
+    Parameters
+    ----------
+    problem
+        A problem in few dimensions whose functionals are convex.
+    grid
+        A uniform grid.
+    batch
+        The data that the loss sees.
     """
     energy = GridEnergy(problem, grid, batch)
-    mass = _fixed_point(energy) if energy.temperature > 0 else _quadratic_programme(energy)
+    if energy.temperature > 0:
+        mass = _fixed_point(energy)
+    elif energy.energy.rest is None:
+        mass = _quadratic_programme(energy)
+    else:
+        mass = _exponentiated_gradients(energy)
     density = (mass / energy.grid.cell).reshape(energy.grid.shape)
     if energy.temperature > 0:
         _warn_of_a_cut(density)
@@ -60,16 +77,32 @@ def value(problem: Problem, grid: Any, density: np.ndarray, *, batch: PyTree = N
     """L(q) of a density on the grid, with the constants of `Problem.value`."""
     energy = GridEnergy(problem, grid, batch)
     mass = np.asarray(density, dtype=np.float64).reshape(-1) * energy.grid.cell
-    free = mass @ energy.potential + 0.5 * mass @ energy.interaction(mass)
-    # With τ = 0 the entropy is absent, and atoms must not make it infinite.
-    if energy.temperature > 0:
-        free += energy.temperature * np.sum(xlogy(mass, mass / energy.grid.cell))
-    constants = [
-        float(weight) * float(mean_kernel(d.kernel, d.reference, d.reference))
-        for weight, d in problem.terms()
-        if isinstance(d, SquaredMMD) and d.embedding is not None
+    constants = [float(weight) * float(term.constant(batch)) for weight, term in problem.terms()]
+    # Of a term that has no fast path the rest is all.
+    fast = [
+        c for c, (_, term) in zip(constants, problem.terms(), strict=True) if term.free_energy().rest is None
     ]
-    return float(free + sum(constants))
+    return energy.value(mass) + sum(fast)
+
+
+def log_score_certificate(problem: Problem, grid: Any, density: np.ndarray, *, batch: PyTree = None) -> float:
+    """sup_θ (1/n) Σᵢ p(yᵢ | xᵢ, θ)/∫ p(yᵢ | xᵢ, ·) dq − 1, for the log score alone: 0 exactly where q
+    minimises it.
+
+    By concavity it bounds the log score of q minus the least from above; at the minimiser with τ·KL added it
+    is O(τ) (the general equivalence theorem of mixtures: Lindsay, 1983).
+    """
+    scores = [term for _, term in problem.objective.terms() if isinstance(term, LogScore)]
+    if len(scores) != 1:
+        raise TypeError(
+            f"log_score_certificate needs a problem whose objective is a LogScore, got "
+            f"{problem.objective.name}; see stationarity_residual for others."
+        )
+    energy = GridEnergy(Problem(scores[0]), grid, batch)
+    mass = np.asarray(density, dtype=np.float64).reshape(-1) * energy.grid.cell
+    variation = energy.first_variation(mass)
+    # ∂/∂wᵢ at normalised weights is −(1/n) Σ p/∫p dq + 1.
+    return float(mass @ variation - variation.min())
 
 
 def _gibbs(energy: GridEnergy, mass: np.ndarray) -> np.ndarray:
@@ -79,24 +112,91 @@ def _gibbs(energy: GridEnergy, mass: np.ndarray) -> np.ndarray:
 
 
 def _fixed_point(energy: GridEnergy) -> np.ndarray:
-    """Mirror descent on the free energy: log q ← (1 − α) log q + α log Gibbs(q), normalised.
+    """log q = log Gibbs(q), normalised, by mirror descent on the free energy with Anderson's acceleration.
 
-    The interaction is smooth relative to the entropy with constant sup|W|/τ (Pinsker), so that
-    α = 1/(1 + sup|W|/τ) descends and converges linearly; without interaction it is one step.
+    A mirror step is log q ← (1 − α) log q + α log Gibbs(q). With α = 1/(1 + sup|W|/τ) it descends where the
+    interaction is smooth relative to the entropy (Pinsker); without interaction and rest it is one step. A
+    functional has no such constant: α is halved until the free energy descends. Both alone converge linearly,
+    at a rate of τ; the last residuals, extrapolated (Anderson, 1965), do much better where τ is small, and
+    are taken only where they descend.
     """
     log_mass = _gibbs(energy, np.full(len(energy.potential), 1 / len(energy.potential)))
-    strongest = np.abs(energy.column(0)).max() / energy.temperature
-    damping = 1 / (1 + strongest)
+    damping, history = _first_damping(energy), []
+    value = energy.value(np.exp(log_mass))
     for _ in range(_ITERATIONS):
         target = _gibbs(energy, np.exp(log_mass))
         if 0.5 * np.abs(np.exp(target) - np.exp(log_mass)).sum() < _TOLERANCE:
             return np.exp(log_mass)
-        log_mass = (1 - damping) * log_mass + damping * target
-        log_mass -= logsumexp(log_mass)
+        history = [*history, (log_mass, target - log_mass)][-_MEMORY:]
+        tried = _extrapolated(history, damping)
+        gained = energy.value(np.exp(tried))
+        if not gained <= value + _ROUNDING * abs(value):
+            history = history[-1:]
+            damping, tried, gained = _mirror_step(energy, log_mass, target, damping, value)
+        log_mass, value = tried, gained
     raise RuntimeError(
-        f"the fixed point was not reached in {_ITERATIONS} iterations; the interaction is {strongest:.3g} "
-        "times the temperature: raise the KL weight, or leave KL out for the quadratic programme."
+        f"the fixed point was not reached in {_ITERATIONS} iterations at temperature "
+        f"{energy.temperature:.3g}: "
+        "raise the KL weight, refine the grid, or check that every functional is convex."
     )
+
+
+def _first_damping(energy: GridEnergy) -> float:
+    return 1 / (1 + np.abs(energy.column(0)).max() / energy.temperature)
+
+
+def _mirror_step(
+    energy: GridEnergy, log_mass: np.ndarray, target: np.ndarray, damping: float, value: float
+) -> tuple[float, np.ndarray, float]:
+    """The largest α of damping, damping/2, … with which the free energy does not rise."""
+    while True:
+        tried = _normalised((1 - damping) * log_mass + damping * target)
+        gained = energy.value(np.exp(tried))
+        if gained <= value + _ROUNDING * abs(value) or damping < _SMALLEST_DAMPING:
+            return damping, tried, gained
+        damping /= 2
+
+
+def _extrapolated(history: list[tuple[np.ndarray, np.ndarray]], damping: float) -> np.ndarray:
+    """Anderson's step: the combination of the last points whose residuals cancel best, where there is
+    mass."""
+    points, residuals = (np.array(part) for part in zip(*history, strict=True))
+    if len(history) == 1:
+        return _normalised(points[-1] + damping * residuals[-1])
+    weight = np.exp(0.5 * points[-1])
+    differences = (np.diff(residuals, axis=0) * weight).T
+    shares = np.linalg.lstsq(differences, residuals[-1] * weight, rcond=1e-10)[0]
+    moved = points[-1] + residuals[-1] - (np.diff(points, axis=0) + np.diff(residuals, axis=0)).T @ shares
+    return _normalised(moved)
+
+
+def _normalised(log_mass: np.ndarray) -> np.ndarray:
+    return log_mass - logsumexp(log_mass)
+
+
+def _exponentiated_gradients(energy: GridEnergy) -> np.ndarray:
+    """Mirror descent without an entropy in the functional, q ← q exp(−s δ[q]), s adapted so that it descends,
+    until the Frank–Wolfe gap, which bounds L(q) − L(q*), is closed."""
+    log_mass = np.full(len(energy.potential), -np.log(len(energy.potential)))
+    value, step = energy.value(np.exp(log_mass)), 1.0
+    for _ in range(_ITERATIONS):
+        mass = np.exp(log_mass)
+        variation = energy.first_variation(mass)
+        if mass @ variation - variation.min() <= _GAP * (1 + abs(value)):
+            break
+        tried = _normalised(log_mass - step * variation)
+        gained = energy.value(np.exp(tried))
+        if gained <= value + _ROUNDING * abs(value):
+            log_mass, value, step = tried, gained, 1.2 * step
+        else:
+            step /= 2
+    else:
+        warnings.warn(
+            f"the minimum was not reached in {_ITERATIONS} iterations; stationarity_residual says how far "
+            "it is.",
+            stacklevel=3,
+        )
+    return np.exp(log_mass)
 
 
 def _quadratic_programme(energy: GridEnergy) -> np.ndarray:

@@ -8,8 +8,6 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: The colour-blind safe palette of Okabe and Ito, one colour per method throughout.
-COLOURS = {"DE": "#E69F00", "DLE": "#0072B2", "DRE": "#CC79A7", "DRLE": "#009E73", "FD-GVI": "#D55E00"}
 
 #: A claim of kind `theory` follows from the mathematics and must hold: its test rejects a correct library
 #: with at most this probability. A claim of kind `paper` is what the paper reports.

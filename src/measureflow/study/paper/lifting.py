@@ -8,6 +8,7 @@ import numpy as np
 from scipy import stats
 from tqdm import tqdm
 
+from measureflow.prediction.colours import COLOURS
 from measureflow.spaces.kernels import SquaredExponential
 from measureflow.spaces.measures import Gaussian
 from measureflow.statement.problem import (
@@ -17,7 +18,7 @@ from measureflow.statement.problem import (
     deep_repulsive_ensemble,
     deep_repulsive_langevin_ensemble,
 )
-from measureflow.study.paper.claims import COLOURS, Claim, Reproduction, at_most, greater, near
+from measureflow.study.paper.claims import Claim, Reproduction, at_most, greater, near
 from measureflow.theory import quartic_loss, value
 
 if TYPE_CHECKING:

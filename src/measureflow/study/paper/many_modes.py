@@ -13,6 +13,7 @@ import numpy as np
 from scipy import stats
 
 from measureflow.flows.wasserstein import WassersteinFlow
+from measureflow.prediction.colours import COLOURS
 from measureflow.runs.solve import solve
 from measureflow.spaces.kernels import SquaredExponential, median_heuristic
 from measureflow.spaces.measures import Flat, Uniform
@@ -21,7 +22,7 @@ from measureflow.statement.problem import (
     deep_langevin_ensemble,
     deep_repulsive_langevin_ensemble,
 )
-from measureflow.study.paper.claims import COLOURS, Claim, Reproduction, at_most, not_rejected
+from measureflow.study.paper.claims import Claim, Reproduction, at_most, not_rejected
 from measureflow.theory import many_modes_loss
 
 if TYPE_CHECKING:

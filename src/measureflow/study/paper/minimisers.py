@@ -15,6 +15,7 @@ import numpy as np
 from scipy import stats
 
 from measureflow.flows.wasserstein import WassersteinFlow
+from measureflow.prediction.colours import COLOURS
 from measureflow.spaces.embeddings import mean_kernel
 from measureflow.spaces.kernels import SquaredExponential, median_heuristic
 from measureflow.spaces.measures import Empirical, Gaussian
@@ -24,16 +25,7 @@ from measureflow.statement.problem import (
     deep_langevin_ensemble,
     deep_repulsive_langevin_ensemble,
 )
-from measureflow.study.paper.claims import (
-    COLOURS,
-    SIZE,
-    Claim,
-    Reproduction,
-    at_most,
-    greater,
-    near,
-    not_rejected,
-)
+from measureflow.study.paper.claims import SIZE, Claim, Reproduction, at_most, greater, near, not_rejected
 from measureflow.study.paper.seeds import particles_of_seeds
 from measureflow.theory import AtomicLaw, GridLaw, deep_ensemble_limit, minimiser, quartic_loss, value
 

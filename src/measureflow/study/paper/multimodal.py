@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from measureflow.flows.parametric import MeanFieldGaussian, ParametricFlow
 from measureflow.flows.wasserstein import WassersteinFlow
+from measureflow.prediction.colours import COLOURS
 from measureflow.runs.solve import solve
 from measureflow.spaces.kernels import SquaredExponential, median_heuristic
 from measureflow.spaces.measures import Flat, Gaussian
@@ -30,16 +31,7 @@ from measureflow.statement.problem import (
     deep_langevin_ensemble,
     deep_repulsive_langevin_ensemble,
 )
-from measureflow.study.paper.claims import (
-    COLOURS,
-    SIZE,
-    Claim,
-    Reproduction,
-    at_most,
-    greater,
-    near,
-    not_rejected,
-)
+from measureflow.study.paper.claims import SIZE, Claim, Reproduction, at_most, greater, near, not_rejected
 from measureflow.study.paper.seeds import particles_of_seeds
 from measureflow.theory import four_modes_loss, minimiser, value
 

@@ -20,6 +20,7 @@ from jaxtyping import Array
 from tqdm import tqdm
 
 from measureflow.flows.wasserstein import WassersteinFlow
+from measureflow.prediction.colours import COLOURS
 from measureflow.runs.loop import run
 from measureflow.spaces.kernels import SquaredExponential, median_heuristic
 from measureflow.spaces.measures import Gaussian
@@ -30,7 +31,7 @@ from measureflow.statement.problem import (
     deep_repulsive_langevin_ensemble,
 )
 from measureflow.study.datasets import load_uci
-from measureflow.study.paper.claims import COLOURS, Claim, Reproduction
+from measureflow.study.paper.claims import Claim, Reproduction
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
