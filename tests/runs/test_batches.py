@@ -487,8 +487,85 @@ def test_bad_arrays_on_a_disk_are_refused(mapped):
         fit((mapped[0], TARGETS[:-1]))
     with pytest.raises(ValueError, match=r"data has 2147483648 cases.*pass an iterator"):
         fit((Disk(INPUTS, shape=(2**31, 3)), Disk(TARGETS, shape=(2**31,))))
-    with pytest.raises(TypeError, match="data must hold numbers"):
+    with pytest.raises(TypeError, match=r"data\[1\] must hold numbers"):
         fit((mapped[0], Disk(np.array(["a"] * CASES))))
+
+
+# --- numbers that 32 bits cannot hold
+
+WIDE = {
+    "int64": (np.array([1, 2**40 + 7]), r"1099511627783 in int64.* int32, in which it would wrap around"),
+    "negative": (np.array([1, -(2**31) - 1]), "-2147483649 in int64"),
+    "uint64": (np.array([1, 2**32], np.uint64), "4294967296 in uint64.* uint32"),
+    "float64": (np.array([1.0, -1e39]), r"-1e\+39 in float64.* float32, in which it would be infinite"),
+    "big-endian": (np.array([1, 2**40], ">i8"), "1099511627776 in >i8"),
+}
+
+
+def steps_on(data, batch_size=None):
+    def loss(theta, batch):
+        return jnp.sum(theta) * jnp.sum(batch["x"][0].astype(jnp.float32))
+
+    flow = mf.WassersteinFlow(1e-3)
+    mf.solve(mf.deep_ensemble(loss), flow, jnp.ones((2, 1)), 4, KEYS[0], data=data, batch_size=batch_size)
+
+
+@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("way", ["whole", "batches", "iterator", "late", "disk"])
+def test_numbers_that_do_not_fit_are_refused(name, way):
+    """Before, 2⁴⁰ + 7 was 7."""
+    wide, message = WIDE[name]
+    fine = np.ones_like(wide)
+    data, batch_size = {
+        "whole": ({"x": [wide]}, None),
+        "batches": ({"x": [wide]}, 1),
+        "iterator": (iter([{"x": [wide]}]), None),
+        "late": (iter([{"x": [fine]}, {"x": [fine]}, {"x": [wide]}]), None),
+        "disk": ({"x": [Disk(wide)]}, 2),
+    }[way]
+    with pytest.raises(ValueError, match=rf"data\['x'\]\[0\] holds .*{message}.*jax_enable_x64"):
+        steps_on(data, batch_size)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+def test_data_that_would_all_be_0_are_refused(batch_size):
+    with pytest.raises(
+        ValueError, match=r"data\['x'\]\[0\] holds numbers up to 1e-60, all of .* to 0; scale"
+    ):
+        steps_on({"x": [np.array([0.0, 1e-60])]}, batch_size)
+    # One batch of some may be.
+    steps_on(iter([{"x": [np.array([0.0, 1e-60])]}, {"x": [np.ones(2)]}, *[{"x": [np.zeros(2)]}] * 2]))
+
+
+def test_variation_that_rounding_takes_away_is_warned_of():
+    """Seconds since 1970, give or take a minute, are all the same but for multiples of 128."""
+    minutes = np.random.default_rng(0).normal(0, [1.0, 60.0], size=(50, 2))
+    seconds = minutes + np.array([0.0, 1.7e9])
+    with pytest.warns(UserWarning, match=r"\['x'\]\[0\], column 1, varies by .* about 1.7e\+09.* subtract"):
+        steps_on({"x": [seconds]})
+    # Neither what is constant, nor a year, nor what was rounded before.
+    for fine in (np.full((50, 1), 0.1), 2000 + minutes, np.full(50, 1e9), seconds.astype(np.float32)):
+        steps_on({"x": [fine]})
+
+
+def test_numbers_that_fit_are_kept():
+    """64 bits by themselves are no reason to refuse; nor are NaN and infinities, which a loss may know."""
+    for values in (
+        np.array([-(2**31), 2**31 - 1]),
+        np.array([0, 2**32 - 1], np.uint64),
+        np.array([np.nan, np.inf, -np.inf, 3e38]),
+        np.array([1e-60, 1.0]),
+    ):
+        np.testing.assert_array_equal(batch_of(values, None), values.astype(f"{values.dtype.kind}4"))
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [(np.int8, np.int64(300)), (np.int8, np.uint8(200)), (np.float16, np.float64(1e6))]
+)
+def test_batches_of_a_smaller_type_do_not_wrap(first, then):
+    """A batch is kept in the type of the first one."""
+    with pytest.raises(ValueError, match=f"different dtypes, got {np.dtype(first)} and then {then.dtype}"):
+        steps_on(iter([{"x": [np.ones(1, first)]}, {"x": [then[None]]}]))
 
 
 MEMORY = """
