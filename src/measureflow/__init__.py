@@ -24,7 +24,9 @@ from measureflow.runs.solution import (
     Solution,
 )
 from measureflow.runs.solve import solve
-from measureflow.saving.kinds import FileFormatError, load, save
+from measureflow.saving.container import FileFormatError
+from measureflow.saving.documents import load, save
+from measureflow.saving.registry import saved_later
 from measureflow.spaces.embeddings import NoClosedFormError, kernel_mean_embedding
 from measureflow.spaces.kernels import (
     InverseMultiquadric,
@@ -108,6 +110,7 @@ __all__ = [
 ]
 
 _ESTIMATORS = ("EnsembleClassifier", "EnsembleRegressor", "cross_validate")
+saved_later("measureflow.tables.estimators", *_ESTIMATORS[:2], "Shifted")
 
 
 def __getattr__(name: str) -> Any:
