@@ -36,8 +36,8 @@ from measureflow.saving.documents import load, save
 from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor
 from measureflow.tables.recipe import Candidate, Ensembles
 
-# More than this, and a small file has made `load` take memory that it has no use for.
-MOST_MEMORY = 2**30
+# More than this, and a small file has made `load` take memory, or time in seconds, that it has no use for.
+MOST_MEMORY, MOST_TIME = 2**28, 30.0
 
 
 # The files.
@@ -375,6 +375,33 @@ def array_of_other_bytes(document, header, data, rng):
     return document, header, data[:begin] + content + data[end:]
 
 
+def much_asked_for(document, header, data, rng):
+    """Little is said, and much would have to be done."""
+    reference = {chosen(["jax", "numpy", "text"], rng): chosen(list(header), rng)}
+    sizes = {"tuple": [1] * 100}
+    network = {
+        "init": {"object": "PerceptronInit", "fields": {"sizes": sizes}},
+        "apply": {"object": "PerceptronApply", "fields": {"sizes": sizes, "activation": "relu"}},
+        "output_axis": -1,
+    }
+    wide = {"tuple": [2**31] * 100}
+    questions = [
+        {"strings": ["a"], "dtype": "<U16777216"},
+        {"strings": ["a"] * 1000, "dtype": "<U16000"},
+        {"object": "Network", "fields": network},
+        {"object": "PerceptronInit", "fields": {"sizes": wide}},
+        {"object": "ConstantsInit", "fields": {"init": network["init"], "count": 2**40}},
+        {"object": "Flat", "fields": {}},
+        {"object": "Gaussian", "fields": {"mean": reference, "scale": reference}},
+        {"object": "Categorical", "fields": {"targets": 2**20, "classes": 2**40}},
+        {"texts": [""] * 1000},
+        {"list": [reference] * 1000},
+    ]
+    node, key = chosen(places(document["fields"]) or [(document, "fields")], rng)
+    node[key] = {"list": [chosen(questions, rng)] * chosen([24, 60, 2000], rng)}
+    return document, header, data
+
+
 def document_that_is_none(document, header, data, rng):
     text = json.dumps(document)
     nested = "[" * 100_000 + "]" * 100_000
@@ -440,6 +467,7 @@ STRANGERS = [
     array_elsewhere,
     array_of_other_name,
     array_of_other_bytes,
+    much_asked_for,
     document_that_is_none,
     other_version,
     header_that_is_none,
@@ -625,7 +653,7 @@ def main():
     if options.out:
         result = {"outcomes": table, "slowest_s": slowest[0], "memory_bytes": memory, "failures": failures}
         options.out.write_text(json.dumps(result | {"crashed": crashed}, indent=1))
-    if failures or crashed or memory is None or memory > MOST_MEMORY:
+    if failures or crashed or memory is None or memory > MOST_MEMORY or slowest[0] > MOST_TIME:
         raise SystemExit(1)
 
 

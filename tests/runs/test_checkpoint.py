@@ -7,12 +7,14 @@ import itertools
 import json
 import logging
 import os
+import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+import types
 import warnings
 from pathlib import Path
 
@@ -421,6 +423,101 @@ def test_what_is_made_again_is_the_same_and_what_cannot_be_compared_is_said():
     cyclic = [1]
     cyclic.append(cyclic)
     assert fingerprint(loss=cyclic)["loss.1"] == "(part of itself)"
+
+
+CONFIG = types.SimpleNamespace(scale=1.0)
+
+
+def configured_loss(theta, batch):
+    return CONFIG.scale * regression_loss(theta, batch)
+
+
+class Weighted:
+    weight = 1.0
+
+    def __init__(self, power):
+        self.power = power
+
+    def __call__(self, theta, batch):
+        return self.weight * regression_loss(theta, batch) ** self.power
+
+
+def another_value(kind, monkeypatch):
+    """A problem, and how to make another one of it behind its back."""
+    if kind == "object":
+        return configured_loss, lambda: monkeypatch.setattr(CONFIG, "scale", 2.0)
+    loss = Weighted(1.0)
+    change = (Weighted, "weight") if kind == "class" else (loss, "power")
+    return loss, lambda: monkeypatch.setattr(*change, 2.0)
+
+
+@pytest.mark.parametrize("kind", ["object", "class", "attribute"])
+def test_a_run_is_not_spliced_of_two(kind, tmp_path, monkeypatch):
+    """What a loss reads, wherever it finds it, is a part of the problem."""
+    loss, change = another_value(kind, monkeypatch)
+    problem = mf.deep_ensemble(loss)
+    solve(problem, steps=20, folder=tmp_path / "run")
+    solve(problem, steps=30, folder=tmp_path / "run")
+    change()
+    with pytest.raises(ValueError, match=r"holds another run(?s:.*)was 1, is 2"):
+        solve(problem, steps=40, folder=tmp_path / "run")
+
+
+def other_code(theta, batch):
+    inputs, targets = batch
+    return jnp.mean((inputs @ theta["w"] + theta["b"] - targets) ** 2)
+
+
+def recoded(function, other):
+    """The same function, of another version of Python or after an edit that leaves its meaning."""
+    copy = types.FunctionType(other.__code__, function.__globals__, function.__name__)
+    copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
+    return copy
+
+
+def test_a_run_whose_code_alone_differs_is_not_lost(copied, straight):
+    problem = drle(recoded(regression_loss, other_code))
+    with pytest.raises(ValueError, match="the code differs from that of the run in ") as caught:
+        solve(problem, folder=copied)
+    for piece in ("problem.loss: was test_checkpoint.regression_loss bytecode", "on_code_change='warn'"):
+        assert piece in str(caught.value)
+    options = {"checkpoint": mf.Checkpoint(copied, EVERY, on_code_change="warn")}
+    with pytest.warns(UserWarning, match=r"goes on, though the code differs(?s:.*)regression_loss") as caught:
+        assert_identical(solve(problem, **options), straight)
+    assert len(caught) == 1
+    # But one in which anything else differs is another one.
+    for other in ({"key": jax.random.key(1)}, {"flow": full_flow(momentum=0.8)}, {"data": (X + 1, DATA[1])}):
+        with pytest.raises(ValueError, match=r"holds another run(?s:.*)regression_loss"):
+            solve(**{"problem": problem} | options | other)
+
+
+def test_another_version_of_a_library_is_other_code(tmp_path):
+    """Whose functions may close over other names, then."""
+    options = {"problem": mf.deep_ensemble(regression_loss), "steps": 20}
+    options |= {"flow": mf.WassersteinFlow(optimiser=optax.adam(1e-2))}
+    solve(**options, folder=tmp_path / "run")
+    marker = tmp_path / "run" / "measureflow.json"
+    held = json.loads(marker.read_text())
+    for path, description in held["made_of"].items():
+        held["made_of"][path] = re.sub("library code .*", "library code 0123456789abcdef", description)
+    function = next(path for path in held["made_of"] if path.endswith(".update"))
+    held["made_of"][f"{function}.once_closed_over"] = "1"
+    marker.write_text(json.dumps(held))
+    with pytest.raises(ValueError, match=r"the code differs(?s:.*)optax.* library code"):
+        solve(**options, folder=tmp_path / "run")
+    checkpoint = mf.Checkpoint(tmp_path / "run", EVERY, on_code_change="warn")
+    with pytest.warns(UserWarning, match="the code differs"):
+        solve(**options, checkpoint=checkpoint)
+    held["made_of"]["flow.momentum"] = "0.5"
+    marker.write_text(json.dumps(held))
+    with pytest.raises(ValueError, match="holds another run"):
+        solve(**options, checkpoint=checkpoint)
+
+
+def test_on_code_change_is_one_of_two(tmp_path):
+    with pytest.raises(ValueError, match="on_code_change must be 'raise' or 'warn', got 'go on'"):
+        mf.Checkpoint(tmp_path, on_code_change="go on")
+    assert repr(mf.Checkpoint("/a", on_code_change="warn")).endswith("keep=2, on_code_change='warn')")
 
 
 # --- data that comes from an iterator

@@ -1,14 +1,18 @@
 """What is saved comes back to the last bit; what is not whole, or not honest, is refused and does nothing."""
 
+import contextlib
 import dataclasses
 import errno
 import json
 import math
 import os
+import pathlib
 import pickle
 import subprocess
 import sys
 import threading
+import time
+import tracemalloc
 from typing import NamedTuple
 
 import equinox as eqx
@@ -21,7 +25,6 @@ import numpyro.distributions as dist
 import optax
 import pandas as pd
 import pytest
-import safetensors.numpy
 from benchmarks import fuzz_files
 from benchmarks.fuzz_files import fitted, particles_of, parts, sealed
 from safetensors.numpy import load_file
@@ -298,6 +301,51 @@ def test_the_state_of_an_optimiser_needs_its_structure(kind, path):
 class Pair(NamedTuple):
     first: jax.Array
     second: jax.Array
+
+
+class Annealed(eqx.Module):
+    """The state of somebody's flow, of which measureflow knows nothing."""
+
+    particles: dict
+    step: jax.Array
+    level: Pair
+    key: jax.Array
+
+
+def test_the_state_of_a_flow_of_ones_own(path):
+    """Its arrays are saved, and `like` has the structure."""
+
+    def state(number):
+        particles = jax.tree.map(lambda leaf: leaf + number, PARTICLES)
+        return Annealed(particles, jnp.array(number), Pair(jnp.ones(2), jnp.zeros(3)), key(number))
+
+    solution = mf.Solution(mf.Empirical(state(7).particles), HISTORY, state(7))
+    save(solution, path)
+    with pytest.warns(UserWarning, match=r"without its state.*Annealed.*like=.*flow\.init"):
+        back = load(path)
+    assert back.state is None
+    assert_same(solution.measure, back.measure)
+    for like in (state(0), dataclasses.replace(solution, state=state(1))):
+        assert_same(solution, load(path, like=like))
+    for like in (eqx.tree_at(lambda s: s.level, state(0), None), state(0).particles, STATE):
+        with pytest.raises(FileFormatError, match=r"Annealed.*like="):
+            load(path, like=like)
+
+
+@registry.saved
+class Grown(eqx.Module):
+    """Another registration, as a class of this package would have it."""
+
+    first: jax.Array
+    second: int = 3
+
+
+def test_a_field_more_in_a_class_is_one_more_in_its_files(path):
+    assert_same([Grown(jnp.ones(2), 4)], again([Grown(jnp.ones(2), 4)], path))
+    document, _, _ = parts(path.read_bytes())
+    assert list(document["fields"]["tree"]["list"][0]["fields"]) == ["first", "second"]
+    with pytest.raises(ValueError, match="Grown is the name of another class that is saved"):
+        registry.saved(type("Grown", (), {}))
 
 
 def test_other_pytrees_need_their_structure(path):
@@ -601,6 +649,10 @@ def test_a_file_is_only_replaced_by_force(path):
     with pytest.raises(FileExistsError, match=r"model\.safetensors exists; pass force=True"):
         save([2], path)
     assert load(path) == [1]
+    other = path.with_name("other")
+    other.touch()
+    assert path.stat().st_mode == other.stat().st_mode, "as any file of the user's"
+    other.unlink()
     path.chmod(0o600)
     save([2], str(path), force=True)
     assert load(str(path)) == [2]
@@ -626,8 +678,9 @@ def no_space(*arguments, **keywords):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def half_of_it(arrays, path, metadata):
-    path.write_bytes(b"x" * 100_000)
+def half_of_it(path, content):
+    with path.open("wb") as file:
+        file.write(content[: len(content) // 2])
     no_space()
 
 
@@ -640,7 +693,7 @@ def test_a_failure_leaves_the_old_file(when, force, path, monkeypatch):
         before = path.read_bytes()
     with monkeypatch.context() as patch:
         if when == "writing":
-            patch.setattr(safetensors.numpy, "save_file", half_of_it)
+            patch.setattr(pathlib.Path, "write_bytes", half_of_it)
         elif when == "os.fsync":
             patch.setattr(os, "fsync", no_space)
         else:
@@ -1069,6 +1122,67 @@ def test_large_headers_are_not_read(path, monkeypatch):
         file.truncate(2**35)
     monkeypatch.setattr(json, "loads", no_space)
     with pytest.raises(FileFormatError, match=r"17,179,869,184 bytes, and 16,777,216 are the most"):
+        load(path)
+
+
+def lists(count, **node):
+    return json.dumps({"list": [node] * count})
+
+
+SIZES = {"tuple": [1] * 100}
+BOMBS = {
+    # What takes the place of one number, and how often.
+    "wide texts": lists(24, strings=["a"], dtype="<U16777216"),
+    "many texts": lists(60, strings=["a"] * 1000, dtype="<U16777"),
+    "layers": lists(200, object="PerceptronInit", fields={"sizes": SIZES}),
+    "networks": lists(
+        500,
+        object="Network",
+        fields={
+            "init": {"object": "PerceptronInit", "fields": {"sizes": SIZES}},
+            "apply": {"object": "PerceptronApply", "fields": {"sizes": SIZES, "activation": "relu"}},
+            "output_axis": -1,
+        },
+    ),
+    "references": lists(5000, jax="tree.a"),
+    "measures": lists(
+        2000, object="Gaussian", fields={"mean": {"jax": "tree.a"}, "scale": {"jax": "tree.a"}}
+    ),
+    "classes": lists(999, object="Categorical", fields={"targets": 2**30, "classes": 2**40}),
+    "nesting": lists(20, **json.loads('{"list":[' * 90 + "1" + "]}" * 90)),
+    "empty lists": lists(10_000, list=[]),
+    "objects": json.dumps({"texts": ["a"] * 100_000}),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_what_a_file_asks_for_is_in_proportion_to_its_size(name, path):
+    """Memory is within 60 times the file, as JSON takes to be read, and a little; time within seconds."""
+    save({"a": jnp.arange(2.0), "b": np.arange(2), "c": 0.5}, path)
+    change = of_document(lambda text: text.replace("0.5", BOMBS[name]))
+    path.write_bytes(change(*parts(path.read_bytes())))
+    began = time.perf_counter()
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(FileFormatError):
+            load(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 60 * path.stat().st_size + 2**23
+    assert time.perf_counter() - began < 60
+
+
+def test_the_texts_of_numpy_take_their_own_memory(path):
+    """However wide: 72 MB are 72 MB in the file, and are never more."""
+    save([np.array(["a", "bc"], "<U100000"), np.array([["a"], ["é"]])], path)
+    assert path.stat().st_size > 8 * 100_000
+    assert_same(np.array([["a"], ["é"]]), load(path)[1])
+    save([np.array(["ab", "c"])], path, force=True)
+    document, header, _ = parts(path.read_bytes())
+    numbers = np.array([97, 98, 0x110000, 0], np.uint32).tobytes()
+    path.write_bytes(sealed(document, header, numbers))
+    with pytest.raises(FileFormatError, match="holds no texts"):
         load(path)
 
 

@@ -1,6 +1,7 @@
 """What a flow is: a state, a pure step, and the measure that a state stands for."""
 
 import abc
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from measureflow.core.devices import place
 from measureflow.core.pytrees import shapes_of, shown_shapes
 from measureflow.core.validation import require_particles
-from measureflow.saving.registry import require
+from measureflow.saving.registry import require, saved
 from measureflow.spaces.measures import AbstractMeasure
 from measureflow.statement.problem import Problem
 
@@ -110,17 +111,19 @@ def optimiser_step(
         return optax.apply_updates(parameters, updates), memory
 
 
-def require_sound(state: Any) -> None:
-    """Raises where a file says of a state what cannot be: that it does not count its steps, holds something
-    that is no array, or particles that are no particles."""
+def _require_sound(state: Any) -> None:
+    """Raises where a file says what cannot be: a state counts its steps, and all else are arrays."""
     counts = isinstance(state.step, jax.Array) and state.step.shape == ()
     counts = counts and jnp.issubdtype(state.step.dtype, jnp.integer) and int(state.step) >= 0
     require(counts, "step is no number of steps")
     require(all(map(eqx.is_array_like, jax.tree.leaves(state))), "it holds something that is no array")
     particles, drift = getattr(state, "particles", None), getattr(state, "drift", None)
+    floats = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(particles))
+    require(floats, "particles does not hold floating-point arrays")
     if particles is not None:
-        floats = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(particles))
-        require(floats, "particles does not hold floating-point arrays")
         require_particles("particles", particles)
-    if drift is not None:
-        require(shapes_of(drift) == shapes_of(particles), "drift and particles differ in shape")
+    require(drift is None or shapes_of(drift) == shapes_of(particles), "drift and particles differ in shape")
+
+
+#: Files may hold states of this class.
+in_files = functools.partial(saved, check=_require_sound)

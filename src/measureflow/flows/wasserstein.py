@@ -26,24 +26,17 @@ from measureflow.core.pytrees import (
     subtract,
 )
 from measureflow.core.validation import positive_number, require_particles, require_positive
-from measureflow.flows.flow import (
-    AbstractFlow,
-    optimiser_step,
-    require_optimiser,
-    require_sound,
-    require_state,
-)
+from measureflow.flows.flow import AbstractFlow, in_files, optimiser_step, require_optimiser, require_state
 from measureflow.flows.preconditioners import AbstractPreconditioner
 from measureflow.flows.schedules import Tabulated
 from measureflow.numerics.interactions import AbstractInteractions, ExactInteractions
 from measureflow.numerics.ring import RingInteractions
-from measureflow.saving.registry import saved
 from measureflow.spaces.measures import Empirical
 from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.problem import Problem
 
 
-@saved(check=require_sound)
+@in_files
 class ParticleState(eqx.Module):
     """Particles, the number of steps taken, and what optimiser, or preconditioner and momentum, remember."""
 

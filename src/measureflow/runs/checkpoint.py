@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,10 @@ _FORMAT = 2
 _MARKER = "measureflow.json"
 _FILE = re.compile(r"(\d+)-(\d+)-of-(\d+)\.safetensors")
 _UNFINISHED = re.compile(rf"\.({_FILE.pattern}|{re.escape(_MARKER)})\.[0-9a-f]+\.tmp")
+
+
+#: Where each part of an array begins, and its numbers.
+_Parts: TypeAlias = list[tuple[tuple[int, ...], Any]]
 
 
 class Checkpoint:
@@ -83,8 +87,7 @@ class Store:
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"checkpoint folder {folder} is a file; name a folder.")
         inside = {path.name for path in folder.iterdir()} if folder.exists() else set()
-        unfinished = set(filter(_UNFINISHED.fullmatch, inside))
-        others = sorted(inside - unfinished - {_MARKER})
+        others = sorted(name for name in inside - {_MARKER} if not _UNFINISHED.fullmatch(name))
         if others and _MARKER not in inside:
             raise ValueError(
                 f"checkpoint folder {folder} holds other things, such as {others[0]}; name an empty one."
@@ -98,8 +101,9 @@ class Store:
         try:
             if is_new:
                 self._mark()
-            for name in unfinished if jax.process_index() == 0 else ():
-                (folder / name).unlink()
+            for path in list(folder.iterdir()) if jax.process_index() == 0 else ():
+                if _UNFINISHED.fullmatch(path.name):
+                    path.unlink()
         except OSError as error:
             raise ValueError(
                 f"checkpoint folder {folder} cannot be written to: {error}; name another one."
@@ -212,14 +216,16 @@ class Store:
         if step == self.begun:
             return
         self._wait()
-        self.writing = self.background.submit(functools.partial(self._write, step, saved))
+        # Apart by now: programs for all devices are to be called in one order in all processes.
+        parts = [_parts(leaf) for leaf in jax.tree.leaves(saved.state)]
+        self.writing = self.background.submit(functools.partial(self._write, step, saved, parts))
         self.begun = step
 
-    def _write(self, step: int, saved: Saved) -> None:
+    def _write(self, step: int, saved: Saved, parts: list[_Parts]) -> None:
         if not (self.checkpoint.folder / _MARKER).exists():
             self._mark()
-        leaves = [_parts(leaf) for leaf in jax.tree.leaves(saved.state)]
-        save(saved._asdict() | {"state": leaves}, self._own(step), force=True)
+        state = [[(begin, np.asarray(part)) for begin, part in of_leaf] for of_leaf in parts]
+        save(saved._asdict() | {"state": state}, self._own(step), force=True)
         if jax.process_index() == 0:
             oldest = sorted(self._complete())[-self.checkpoint.keep :][:1]
             for path in self.checkpoint.folder.iterdir() if oldest else ():
@@ -256,14 +262,13 @@ def _listed(lines: list[str]) -> str:
     return "".join(f"\n  {line}" for line in lines[:5] + more)
 
 
-def _parts(leaf: jax.Array) -> list[tuple[tuple[int, ...], np.ndarray]]:
-    """Where each part of an array begins, and its numbers, as far as it is for this process to save them."""
-    numbers = numbers_of(leaf)
-    shards = [shard for shard in numbers.addressable_shards if shard.replica_id == 0]
-    return [(tuple(place.start or 0 for place in shard.index), np.asarray(shard.data)) for shard in shards]
+def _parts(leaf: jax.Array) -> _Parts:
+    """As far as it is for this process to save them."""
+    shards = [shard for shard in numbers_of(leaf).addressable_shards if shard.replica_id == 0]
+    return [(tuple(place.start or 0 for place in shard.index), shard.data) for shard in shards]
 
 
-def _restored(fresh: jax.Array, parts: list[tuple[tuple[int, ...], np.ndarray]]) -> jax.Array:
+def _restored(fresh: jax.Array, parts: _Parts) -> jax.Array:
     """The parts of an array together, on the devices of a fresh one. An array that was free to move stays so:
     one that is tied to its device would be another program."""
     like = numbers_of(fresh)

@@ -102,7 +102,7 @@ def _describe(
     elif id(part) in above:
         found[path] = "(part of itself)"
     elif id(part) in seen:
-        found[path] = f"{_name(part)}, as {seen[id(part)][0]}"
+        found[path] = f"as {seen[id(part)][0]}"
     else:
         if not isinstance(part, _Container):
             # They refer to each other every which way: each is followed once. Kept, so that ids stay theirs.

@@ -102,14 +102,14 @@ def write(path: PathLike, text: str, arrays: Mapping[str, Any], *, force: bool) 
         parts.append((name, NAMES[dtype], array.shape, held[name].reshape(-1).view(np.uint8).data))
     with replacing(path, force=force) as temporary:
         held[_SUM] = check_sum(text, parts)
-        safetensors.numpy.save_file(held, temporary, metadata={_TEXT: text})
-        with temporary.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
+        content = safetensors.numpy.save(held, metadata={_TEXT: text})
+        length = int.from_bytes(content[:8], "little")
         if length > LARGEST_HEADER:
             raise ValueError(
                 f"what is to be saved takes {length:,} bytes to describe, and the most that is loaded are "
                 f"{LARGEST_HEADER:,}; put long texts and many small arrays together in fewer arrays."
             )
+        temporary.write_bytes(content)
 
 
 @contextlib.contextmanager
@@ -136,10 +136,12 @@ def replacing(path: PathLike, *, force: bool) -> Iterator[Path]:
         _move(temporary, target, force)
     except FileExistsError:
         raise exists from None
-    except (OSError, safetensors.SafetensorError) as error:
-        number, reason = getattr(error, "errno", None), getattr(error, "strerror", None) or error
-        what = f"{path} could not be written: {reason}; what was there is as it was. Make room, or choose "
-        raise OSError(*([] if number is None else [number]), f"{what}another folder.") from error
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{path} could not be written: {error.strerror or error}; what was there is as it was. Make "
+            "room, or choose another folder.",
+        ) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -273,9 +273,7 @@ def _described(estimator: Any) -> dict[str, Any]:
     if not learned <= set(fitted):
         raise ValueError(f"this {kind.__name__} is not fitted, so there is nothing to save; call fit first.")
     if unknown := ", ".join(sorted(set(fitted) - learned - {"feature_names_in_"})):
-        raise ValueError(
-            f"this {kind.__name__} has attributes that no file holds: {unknown}; delete them before."
-        )
+        raise ValueError(f"this {kind.__name__} has attributes that no file holds: {unknown}; delete them.")
     if isinstance(settings["random_state"], np.random.RandomState):
         warnings.warn(
             "random_state is a generator, which is not saved: it is None in the estimator that is loaded. "
@@ -302,9 +300,7 @@ def _require_sound(estimator: Any) -> None:
     for name in ("early_stopping", "warm_start"):
         require(isinstance(getattr(estimator, name), bool | np.bool_), f"{name} is neither True nor False")
     hidden, seed = estimator.hidden, estimator.random_state
-    require(
-        hidden is None or (isinstance(hidden, tuple | list) and len(hidden) < 100), "hidden is not widths"
-    )
+    require(isinstance(hidden, tuple | list | None) and len(hidden or ()) < 100, "hidden is not widths")
     Network.mlp(1, hidden or (), 1, estimator.activation)
     require(seed is None or require_count("random_state", seed, 0, "") < 2**32, "random_state is too large")
     for name in ("prior_weight_", "spread_"):
