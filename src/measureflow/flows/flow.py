@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from measureflow.core.pytrees import Particles, particle_count, shapes_of, shown_shapes
+from measureflow.core.showing import one_line
 from measureflow.flows.observing import observed
 from measureflow.spaces.measures import AbstractMeasure, Empirical
 from measureflow.statement.problem import Problem
@@ -25,6 +26,9 @@ class AbstractFlow(eqx.Module):
     `jax.random.fold_in(key, state.step)`, so that resuming is exact. A state without one is counted by
     `solve`, which gives every step a key of its own.
     """
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     #: What `finite` counts, and what to try where they are not.
     movers: ClassVar[str] = "particles"

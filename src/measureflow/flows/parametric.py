@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from measureflow.core.pytrees import Parameters, Particles, as_matrix, particle_count, squared_norm
+from measureflow.core.showing import one_line
 from measureflow.core.validation import require_count, require_particles
 from measureflow.flows.flow import AbstractFlow, optimiser_step, require_optimiser
 from measureflow.numerics.integration import draws
@@ -71,6 +72,9 @@ class ParametricState(eqx.Module):
     parameters: PyTree
     step: Int[Array, ""]
     memory: PyTree
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
 
 class ParametricFlow(AbstractFlow):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
 from measureflow.core.pytrees import Parameters, Particles, is_concrete, shown_shapes, strong_tree
+from measureflow.core.showing import one_line
 from measureflow.core.validation import positive_number, require_count, require_positive
 
 
@@ -20,6 +21,9 @@ class AbstractPreconditioner(eqx.Module):
 
     #: Whether g depends on the drifts it has seen.
     adaptive: ClassVar[bool]
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     @abc.abstractmethod
     def init(self, particles: Particles) -> PyTree:

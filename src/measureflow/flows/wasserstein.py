@@ -23,6 +23,7 @@ from measureflow.core.pytrees import (
     subtract,
     total,
 )
+from measureflow.core.showing import one_line
 from measureflow.core.validation import positive_number, require_particles, require_positive
 from measureflow.flows.flow import AbstractFlow, finite_particles, optimiser_step, require_optimiser
 from measureflow.flows.observing import observed
@@ -42,6 +43,9 @@ class ParticleState(eqx.Module):
     step: Int[Array, ""]
     memory: PyTree = None
     drift: Particles | None = None
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
 
 def _step_size(value: Any) -> Any:

@@ -17,6 +17,7 @@ from numpyro.distributions import Distribution
 from numpyro.distributions.discrete import BernoulliLogits, CategoricalLogits, CategoricalProbs
 
 from measureflow.core.pytrees import Parameters, shown_shapes, strong, weighted_mean
+from measureflow.core.showing import one_line
 from measureflow.core.validation import positive_number, require_count, require_positive
 from measureflow.networks.network import Network
 
@@ -51,6 +52,9 @@ class AbstractLikelihood(eqx.Module):
 
     targets: int = eqx.field(static=True, default=1, kw_only=True, converter=_number_of_targets)
     constants: ClassVar[int] = 0
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     @property
     @abc.abstractmethod
@@ -226,6 +230,9 @@ class NegativeLogLikelihood(eqx.Module):
     network: Network
     likelihood: Callable[[Array], Distribution]
 
+    def __repr__(self) -> str:
+        return one_line(self)
+
     def __check_init__(self) -> None:
         require_network(self.network)
         require_likelihood(self.likelihood)
@@ -261,6 +268,9 @@ class MeanSquaredError(eqx.Module):
     `NegativeLogLikelihood`. Targets have the shape of the outputs, or (rows,) for one output."""
 
     network: Network
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     def __check_init__(self) -> None:
         require_network(self.network)

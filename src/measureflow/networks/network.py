@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Key, PyTree
 
 from measureflow.core.pytrees import Parameters, Particles, shown_shapes, strong_tree
+from measureflow.core.showing import counted, or_fields
 from measureflow.core.validation import positive_number, require_count, require_leading_axis, typed_key
 from measureflow.spaces.measures import Gaussian
 
@@ -67,6 +68,11 @@ class Network(eqx.Module):
         self.apply = apply if isinstance(apply, RowsOfOutputs) else RowsOfOutputs(apply)
         self.output_axis = output_axis
         _require_parameters(jax.eval_shape(init, jax.random.key(0)))
+
+    @or_fields
+    def __repr__(self) -> str:
+        shapes = jax.tree.leaves(jax.eval_shape(self.init, jax.random.key(0)))
+        return f"Network({counted(sum(leaf.size for leaf in shapes), 'parameter')})"
 
     def __deepcopy__(self, memo: dict) -> "Network":
         # It never changes, and JAX's functions, copied, would be others: a clone would compile anew.

@@ -15,6 +15,7 @@ from numpyro.distributions.discrete import BernoulliLogits, BernoulliProbs, Cate
 from numpyro.distributions.util import validate_sample
 
 from measureflow.core.pytrees import Particles, is_concrete, shown_shapes, strong
+from measureflow.core.showing import counted, or_fields, shown
 from measureflow.core.validation import (
     positive_number,
     require_leading_axis,
@@ -30,6 +31,7 @@ from measureflow.networks.likelihoods import (
 )
 from measureflow.networks.network import Network
 from measureflow.prediction.cumulative import class_probabilities, cumulative, quantile_bounds
+from measureflow.spaces.measures import Empirical
 
 # Rows are evaluated so many at a time. Always: the last digits of a row's result depend on the size of its
 # block, and a new size is a new program.
@@ -62,6 +64,11 @@ class Mixture(MixtureSameFamily):
         Distribution.__init__(
             self, tuple(batch_shape), component_distribution.event_shape, validate_args=validate_args
         )
+
+    def __repr__(self) -> str:
+        name = type(self.component_distribution).__name__
+        shapes = f"batch shape {self.batch_shape}, event shape {self.event_shape}"
+        return f"Mixture({counted(self.mixture_size, 'particle')}, {name}, {shapes})"
 
     def _over_particles(self, values: Any) -> Float[Array, "..."]:
         shape = self.component_distribution.batch_shape + self.event_shape
@@ -306,6 +313,12 @@ class Predictive(eqx.Module):
     )
     scale: Float[Array, "..."] | None = eqx.field(default=None, converter=_number_or_one_per_target("scale"))
     spread: Float[Array, ""] | None = eqx.field(default=None, converter=_spread)
+
+    @or_fields
+    def __repr__(self) -> str:
+        measure, likelihood = Empirical(self.particles), shown(self.likelihood)
+        spread = "" if self.spread is None else f", spread {shown(self.spread)}"
+        return f"Predictive({measure!r}, likelihood {likelihood}{spread})"
 
     def __check_init__(self) -> None:
         require_network(self.network)

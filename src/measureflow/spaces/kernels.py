@@ -21,6 +21,7 @@ from measureflow.core.pytrees import (
     strong,
     subtract,
 )
+from measureflow.core.showing import one_line, shown
 from measureflow.core.validation import positive_number, require_particles
 from measureflow.spaces.measures import Gaussian
 
@@ -34,6 +35,9 @@ class AbstractKernel(eqx.Module):
     @abc.abstractmethod
     def __call__(self, x: Parameters, y: Parameters) -> Float[Array, ""]:
         """κ(x, y)."""
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     def on(self, features: Callable[[Parameters], PyTree]) -> "PullBack":
         """The kernel κ(f(θ), f(θ′)): repulsion in the space of features f."""
@@ -172,6 +176,9 @@ class RadialCombination(AbstractRadialKernel):
     weights: tuple[Float[Array, ""], ...]
     kernels: tuple[AbstractRadialKernel, ...]
 
+    def __repr__(self) -> str:
+        return _sum_in_words(self.weights, self.kernels)
+
     def profile(self, squared_distance: Float[Array, "..."]) -> Float[Array, "..."]:
         return _weighted(self.weights, [kernel.profile(squared_distance) for kernel in self.kernels])
 
@@ -194,6 +201,9 @@ class KernelCombination(AbstractKernel):
     weights: tuple[Float[Array, ""], ...]
     kernels: tuple[AbstractKernel, ...]
 
+    def __repr__(self) -> str:
+        return _sum_in_words(self.weights, self.kernels)
+
     def __call__(self, x: Parameters, y: Parameters) -> Float[Array, ""]:
         return _weighted(self.weights, [kernel(x, y) for kernel in self.kernels])
 
@@ -211,6 +221,9 @@ class PullBack(AbstractKernel):
                 "for one layer pass `lambda theta: theta['layer']`."
             )
 
+    def __repr__(self) -> str:
+        return f"{self.kernel!r}.on({shown(self.features)})"
+
     def __call__(self, x: Parameters, y: Parameters) -> Float[Array, ""]:
         return self.kernel(self.features(x), self.features(y))
 
@@ -219,6 +232,9 @@ class Whiten(eqx.Module):
     """The features scale⁻¹(θ − m): coordinates in which the Gaussian `prior` is standard normal."""
 
     prior: Gaussian
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     def __call__(self, theta: Parameters) -> Parameters:
         return self.prior.to_standard(theta)
@@ -238,6 +254,10 @@ def median_heuristic(particles: PyTree) -> Float[Array, ""]:
             "coincide or are not finite; pass a lengthscale by hand, or particles from the prior."
         )
     return sigma
+
+
+def _sum_in_words(weights: tuple[Array, ...], kernels: tuple[AbstractKernel, ...]) -> str:
+    return " + ".join(f"{shown(w)} * {kernel!r}" for w, kernel in zip(weights, kernels, strict=True))
 
 
 def _weighted(weights: tuple[Array, ...], values: list[Array]) -> Array:

@@ -28,6 +28,7 @@ from measureflow.core.pytrees import (
     subtract,
     total,
 )
+from measureflow.core.showing import counted, few_numbers, one_line, or_fields
 from measureflow.core.validation import (
     positive_number,
     require_count,
@@ -45,6 +46,9 @@ def _number_of_draws(n: Any) -> int:
 
 class AbstractMeasure(eqx.Module):
     """A measure on the space of parameters θ, a pytree of arrays."""
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     @property
     @abc.abstractmethod
@@ -119,6 +123,14 @@ class Gaussian(AbstractMeasure):
     def __init__(self, mean: PyTree, scale: PyTree):
         self.mean = require_finite("Gaussian mean", mean, "it gives the shape of θ: a pytree of arrays.")
         self.scale, self.full_rank = _gaussian_scale(self.mean, scale)
+
+    @or_fields
+    def __repr__(self) -> str:
+        mean, deviations = few_numbers(self.mean), few_numbers(self.deviations())
+        if mean is not None and not self.full_rank:
+            return f"Gaussian(mean={mean}, scale={deviations})"
+        kind = "full covariance" if self.full_rank else "independent coordinates"
+        return f"Gaussian({counted(dimension(self.mean), 'dimension')}, {kind})"
 
     @property
     def has_full_support(self) -> bool:
@@ -275,10 +287,11 @@ class Empirical(AbstractMeasure):
         n = particle_count(self.particles)
         self.weights = None if weights is None else _masses(weights, n)
 
+    @or_fields
     def __repr__(self) -> str:
         weighted = "" if self.weights is None else ", weighted"
         n, number = particle_count(self.particles), dimension(self.template())
-        return f"Empirical({n} particles in {number} dimensions{weighted})"
+        return f"Empirical({counted(n, 'particle')} in {counted(number, 'dimension')}{weighted})"
 
     @property
     def has_full_support(self) -> bool:

@@ -35,6 +35,11 @@ ALGORITHMS = {
 }
 
 
+def formula(terms: Terms) -> str:
+    """L(Q), summand by summand."""
+    return " + ".join(functional.words(weight).formula for weight, functional in terms)
+
+
 def describe(terms: Terms) -> str:
     """The text of `Problem.describe`: every term is asked what it is."""
     words = [functional.words(weight) for weight, functional in terms]
@@ -42,7 +47,7 @@ def describe(terms: Terms) -> str:
     rest = " + ".join(w.rest for w in words if w.rest)
     lines = [
         name,
-        f"  L(Q) = {' + '.join(w.formula for w in words)}",
+        f"  L(Q) = {formula(terms)}",
         f"  V    = {_potential(words)}",
         f"  W    = {' + '.join(w.interaction for w in words if w.interaction) or '0'}",
         f"  τ    = {' + '.join(w.temperature for w in words if w.temperature) or '0'}",

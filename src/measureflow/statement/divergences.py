@@ -139,7 +139,7 @@ class SquaredMMD(AbstractRegulariser):
 
     reference: AbstractMeasure
     kernel: AbstractKernel
-    embedding: Callable[[Parameters], Float[Array, ""]] | None
+    embedding: Callable[[Parameters], Float[Array, ""]] | None = eqx.field(repr=False)
     name: ClassVar[str] = "MMD²"
     convexity: ClassVar[str] = "convex"
 

@@ -12,6 +12,7 @@ from jax.interpreters import partial_eval
 from jaxtyping import Array, Float, PyTree
 
 from measureflow.core.pytrees import Parameters, particle_count, strong
+from measureflow.core.showing import one_line, or_fields
 from measureflow.core.validation import positive_number
 from measureflow.numerics.integration import Points
 from measureflow.spaces.measures import AbstractMeasure, Empirical, Gaussian
@@ -39,6 +40,9 @@ class AbstractFunctional(eqx.Module):
         super().__init_subclass__(**keywords)
         if "name" not in vars(cls):
             cls.name = cls.__name__
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     @abc.abstractmethod
     def value(self, measure: Empirical, batch: PyTree = None) -> Float[Array, ""]:
@@ -97,6 +101,10 @@ class Sum(AbstractFunctional):
 
     def __init__(self, *terms: tuple[Float[Array, ""], AbstractFunctional]):
         self.weights, self.functionals = zip(*terms, strict=True)
+
+    @or_fields
+    def __repr__(self) -> str:
+        return " + ".join(functional.words(weight).formula for weight, functional in self.terms())
 
     def terms(self) -> tuple[tuple[Float[Array, ""], AbstractFunctional], ...]:
         return tuple(zip(self.weights, self.functionals, strict=True))

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from measureflow.core.pytrees import Parameters, Particles, shapes_of, shown_shapes
+from measureflow.core.showing import or_fields
 from measureflow.core.validation import require_count, require_particles, require_same_shape, typed_key
 from measureflow.numerics.integration import Points, draws, quadrature, require_agreement
 from measureflow.spaces.kernels import AbstractKernel
 from measureflow.spaces.measures import AbstractMeasure, Empirical, Gaussian
-from measureflow.statement.describe import describe
+from measureflow.statement.describe import describe, formula
 from measureflow.statement.divergences import KL, SquaredMMD
 from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.functionals import AbstractFunctional, ExpectedLoss, Sum, evaluated
@@ -52,6 +53,10 @@ class Problem(eqx.Module):
 
     objective: AbstractFunctional = eqx.field(converter=_objective)
     regulariser: AbstractFunctional | None = None
+
+    @or_fields
+    def __repr__(self) -> str:
+        return f"Problem(L(Q) = {formula(self.terms())})"
 
     def __check_init__(self) -> None:
         if self.regulariser is not None and not isinstance(self.regulariser, AbstractFunctional):
