@@ -73,7 +73,7 @@ def reproduce(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(NAMES)}; or all (all but uci).")],
     out: Annotated[Path, typer.Option(help="Results go to OUT/NAME/.")] = Path("results"),
     seed: Annotated[int, typer.Option(help="Seed of all randomness.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller, for a look.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller and quicker version.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")] = False,
 ) -> None:
     """Redraw the paper's figures and judge its claims; exit 1 if a claim of theory does not hold."""
@@ -124,9 +124,9 @@ def reproduce(
 
 @app.command()
 def uci(
-    sets: Annotated[str, typer.Option(help="Which sets, joined by commas.")] = ",".join(SETS),
-    methods: Annotated[str, typer.Option(help="Which methods, joined by commas.")] = ",".join(METHODS),
-    splits: Annotated[int | None, typer.Option(help="The first so many splits; all by default.")] = None,
+    sets: Annotated[str, typer.Option(help="Which sets, separated by commas.")] = ",".join(SETS),
+    methods: Annotated[str, typer.Option(help="Which methods, separated by commas.")] = ",".join(METHODS),
+    splits: Annotated[int | None, typer.Option(help="How many splits; all by default.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for results.json and the figure.")] = Path("results/uci"),
     seed: Annotated[int, typer.Option(help="Seed of all randomness.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")] = False,

@@ -22,15 +22,15 @@ class AbstractFlow(eqx.Module):
     """How a problem is solved.
 
     `init`, `step` and `measure` make a flow. A state is any pytree of arrays. It should have a field `step`,
-    the number of steps taken, which every step raises by one, and randomness is then `key` folded with it:
-    `jax.random.fold_in(key, state.step)`, so that resuming is exact. A state without one is counted by
-    `solve`, which gives every step a key of its own.
+    the number of steps taken, which every step raises by one; randomness then comes from `key` folded with
+    it, `jax.random.fold_in(key, state.step)`, so that resuming is exact. If a state has no such field,
+    `solve` counts its steps and gives every step a key of its own.
     """
 
     def __repr__(self) -> str:
         return one_line(self)
 
-    #: What `finite` counts, and what to try where they are not.
+    #: What `finite` counts, and what to try where some became NaN or infinite.
     movers: ClassVar[str] = "particles"
     remedy: ClassVar[str] = "smaller steps"
 
@@ -53,14 +53,14 @@ class AbstractFlow(eqx.Module):
         except (AttributeError, TypeError, KeyError, IndexError):
             raise TypeError(
                 f"initial is a {type(state).__name__}, which {type(self).__name__} cannot continue from; "
-                "pass solution.measure.particles to begin anew."
+                "pass solution.measure.particles to start over."
             ) from None
         initial = measure.particles if isinstance(measure, Empirical) else measure
         expected = eqx.filter_eval_shape(self.init, problem, initial)
         if shapes_of(state) != shapes_of(expected):
             raise ValueError(
                 "initial is a state of another flow or problem: its arrays are "
-                f"{shown_shapes(state)}, expected {shown_shapes(expected)}; begin anew from "
+                f"{shown_shapes(state)}, expected {shown_shapes(expected)}; start over from "
                 "solution.measure.particles."
             )
         return state

@@ -124,9 +124,9 @@ class ParametricFlow(AbstractFlow):
             return self.family.moment_matched(Empirical(particles))
         except ValueError:
             raise ValueError(
-                f"initial holds {particle_count(particles)} particles whose moments are no Gaussian of the "
-                f"family {type(self.family).__name__}: some direction has no spread; pass more particles, or "
-                "a Gaussian."
+                f"initial holds {particle_count(particles)} particles whose moments do not define a "
+                f"Gaussian of the family {type(self.family).__name__}: some direction has no spread; pass "
+                "more particles, or a Gaussian."
             ) from None
 
     def objective_parts(

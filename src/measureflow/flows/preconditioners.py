@@ -27,11 +27,11 @@ class AbstractPreconditioner(eqx.Module):
 
     @abc.abstractmethod
     def init(self, particles: Particles) -> PyTree:
-        """What it remembers."""
+        """Its memory before the first step."""
 
     @abc.abstractmethod
     def update(self, memory: PyTree, gradient: Particles, step: Int[Array, ""]) -> PyTree:
-        """What it remembers after seeing the drift of this step."""
+        """Its memory after it has seen the drift of this step."""
 
     @abc.abstractmethod
     def diagonal(self, memory: PyTree, step: Int[Array, ""]) -> Parameters:

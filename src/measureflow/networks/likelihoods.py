@@ -21,7 +21,7 @@ from measureflow.core.showing import one_line
 from measureflow.core.validation import positive_number, require_count, require_positive
 from measureflow.networks.network import Network
 
-# exp of anything outside ± this is no count that float32 can tell from its neighbours.
+# Beyond exp(± this), float32 cannot tell a count from its neighbours.
 _LARGEST_LOG_MEAN = 20.0
 # What keeps Student's variance, and the concentration of counts, finite and positive in float32.
 _MARGIN = 1e-3
@@ -164,7 +164,7 @@ class Categorical(AbstractLikelihood):
 class Poisson(AbstractLikelihood):
     """Poisson(exp(o₁)): counts 0, 1, 2, … whose variance is their mean.
 
-    o₁ is clipped to ±20, means from 10⁻⁹ to 5·10⁸: beyond, only a run that diverges gets. In float32 log p
+    o₁ is clipped to ±20, means from 10⁻⁹ to 5·10⁸: only a diverging run goes beyond. In float32 log p
     of a count y is rounded at about 10⁻⁷·y log y.
     """
 
@@ -347,8 +347,8 @@ def _rescaled(
     distribution: Distribution, location: Float[Array, "..."], scale: Float[Array, "..."]
 ) -> Distribution:
     raise TypeError(
-        f"location + scale·Y of {type(distribution).__name__} is not known; only Normal and StudentT, and "
-        "several of them, can change units: leave location and scale out, and the targets as they are."
+        f"the law of location + scale·Y is not known for {type(distribution).__name__}; only Normal and "
+        "StudentT can be rescaled: leave location and scale out, and do not standardise the targets."
     )
 
 

@@ -75,7 +75,7 @@ class Network(eqx.Module):
         return f"Network({counted(sum(leaf.size for leaf in shapes), 'parameter')})"
 
     def __deepcopy__(self, memo: dict) -> "Network":
-        # It never changes, and JAX's functions, copied, would be others: a clone would compile anew.
+        # It never changes, and copies of JAX's functions are new functions: a clone would compile again.
         return self
 
     @classmethod
@@ -106,7 +106,7 @@ class Network(eqx.Module):
     def equinox(cls, make: Callable[[Key[Array, ""]], Any]) -> "Network":
         """An Equinox module, such as `lambda key: eqx.nn.MLP(2, 1, 50, 2, key=key)`.
 
-        It acts on one example, as Equinox has it. θ is its floating-point arrays; all else (functions,
+        It acts on one example, as Equinox modules do. θ is its floating-point arrays; all else (functions,
         integers) is taken once, from one call of `make`. State (BatchNorm) and keys (Dropout) are not
         supported: a network here is a function of θ and inputs alone.
         """
@@ -117,7 +117,7 @@ class Network(eqx.Module):
 
     @classmethod
     def linen(cls, module: Any, inputs: PyTree) -> "Network":
-        """A `flax.linen` module; `inputs`, to find its shapes, are a batch that it takes: one row will do.
+        """A `flax.linen` module. `inputs` is a batch that it takes, to find its shapes; one row is enough.
 
         θ is its collection "params". A module with other collections (batch_stats), or that draws random
         numbers when applied (Dropout), raises.
@@ -390,14 +390,14 @@ def _require_pure_equinox(module: Any) -> None:
     found = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, kinds))
     if any(isinstance(node, kinds[:2]) for node in found):
         raise ValueError(
-            "make gives a module with state, got an eqx.nn.StateIndex; use layers without state, such as "
+            "make returns a module with state, got an eqx.nn.StateIndex; use layers without state, such as "
             "GroupNorm or LayerNorm for BatchNorm."
         )
     active = [node.p for node in found if isinstance(node, eqx.nn.Dropout) and not node.inference and node.p]
     if active:
         raise ValueError(
-            f"make gives a module that needs a key in every call, got eqx.nn.Dropout({active[0]}); leave it "
-            "out, or pass lambda key: eqx.nn.inference_mode(make(key))."
+            f"make returns a module that needs a key in every call, got eqx.nn.Dropout({active[0]}); leave "
+            "it out, or pass lambda key: eqx.nn.inference_mode(make(key))."
         )
 
 
@@ -447,7 +447,7 @@ def _nnx_parts(make: Callable, key: Key[Array, ""]) -> tuple[Any, dict]:
     if jax.tree.leaves(statistics):
         names = ", ".join(_by_path(nnx.to_pure_dict(statistics)))
         raise ValueError(
-            f"make gives a module with batch statistics, got {names}; use layers without state, such as "
+            f"make returns a module with batch statistics, got {names}; use layers without state, such as "
             "GroupNorm or LayerNorm for BatchNorm."
         )
     return structure, nnx.to_pure_dict(rest)
@@ -498,7 +498,7 @@ def _batch(inputs: PyTree) -> PyTree:
 # Compiled, so that weights, which are not looked at, are never drawn.
 @eqx.filter_jit
 def _centre(init: Callable, key: Key[Array, ""], other_key: Key[Array, ""]) -> Parameters:
-    """Where the initialiser always starts a leaf that is no weight; else 0."""
+    """Where the initialiser always starts a leaf that is not a weight; else 0."""
 
     def centre(path: tuple, leaf: Array, other: Array) -> Array:
         zero = jnp.zeros_like(leaf)

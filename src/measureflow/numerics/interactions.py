@@ -30,8 +30,8 @@ from measureflow.spaces.kernels import AbstractKernel, AbstractRadialKernel, Ker
 
 
 class AbstractInteractions(eqx.Module):
-    """A way to sum the interactions of particles. Sums and pull-backs of kernels are taken apart here, the
-    same for all; what is left to a way of summing is a kernel that is neither."""
+    """A way to sum the interactions of particles. Sums and pull-backs of kernels are taken apart here,
+    the same way for all; a subclass sees kernels that are neither."""
 
     @abc.abstractmethod
     def simple_gradient(
@@ -119,7 +119,7 @@ class RandomBatches(AbstractInteractions):
         forces = jax.tree.map(lambda leaf: jnp.zeros_like(leaf).at[order].set(leaf), forces)
         if isinstance(kernel, AbstractRadialKernel):
             return forces
-        # The batch's sum has a particle's force on itself, which a radial kernel has not, too often.
+        # The batch's sum counts a particle's force on itself too often; for a radial kernel it is 0.
         own = jax.vmap(lambda theta: jax.grad(kernel)(theta, theta))(particles)
         return jax.tree.map(lambda force, self_: force + (1 / n - weight / p) * self_, forces, own)
 
@@ -135,8 +135,8 @@ class RandomBatches(AbstractInteractions):
     def _order(self, n: int, key: Key[Array, ""] | None) -> Int[Array, " n"]:
         if n % self.size:
             raise ValueError(
-                f"RandomBatches(size={self.size}) deals {n} particles into batches; choose a size that "
-                f"divides {n}."
+                f"RandomBatches size must divide the number of particles, got size={self.size} for {n} "
+                f"particles; choose a size that divides {n}."
             )
         return permuted(jnp.arange(n), n, _required(key))
 

@@ -43,7 +43,7 @@ _CLASSES = (BernoulliLogits, BernoulliProbs, CategoricalLogits, CategoricalProbs
 class Mixture(MixtureSameFamily):
     """(1/N) Σᵢ p(y | x, θᵢ): the predictive law, a NumPyro distribution.
 
-    `component_distribution` has the particles as its last batch axis, as NumPyro has it. Arguments broadcast
+    `component_distribution` has the particles as its last batch axis, as in NumPyro. Arguments broadcast
     against `batch_shape`, as NumPyro's do: for m quantiles of every row, pass q of shape (m, 1).
 
     Transform functions that build a mixture with `jax.vmap`, not the mixture: NumPyro's distributions keep
@@ -84,7 +84,7 @@ class Mixture(MixtureSameFamily):
         component = self.component_distribution
         base = component.base_dist if isinstance(component, Independent) else component
         if isinstance(base, CategoricalLogits | CategoricalProbs):
-            raise self._without(what, "classes are no numbers: use probs, entropy() or log_prob.")
+            raise self._without(what, "classes are not numbers: use probs, entropy() or log_prob.")
 
     def _require_one_target(self, what: str) -> None:
         if self.event_shape:
@@ -129,8 +129,7 @@ class Mixture(MixtureSameFamily):
     def quantile(self, q: Any) -> Float[Array, "..."]:
         """The smallest y with P(Y ≤ y) ≥ q, by bisection; integers, too, are returned as floats.
 
-        q = 1 gives ∞ and q = 0 gives −∞, or 0 for counts; the first and the last class that there is, for
-        classes.
+        q = 1 gives ∞ and q = 0 gives −∞, or 0 for counts; for classes, the last and the first class.
         """
         self._require_one_target("quantile")
         q = strong(q)
@@ -150,7 +149,8 @@ class Mixture(MixtureSameFamily):
         return self.quantile((1 - coverage) / 2), self.quantile((1 + coverage) / 2)
 
     def widened(self, factor: Any) -> "Mixture":
-        """The law of m + factor·(Y − m), m = E[Y]: as wide again, or narrower, about the same mean."""
+        """The law of m + factor·(Y − m), m = E[Y]: the same mean, and `factor` times the standard deviation.
+        A factor above 1 widens the law, one below 1 narrows it."""
         factor = positive_number("factor", factor, "1 leaves the law as it is.")
         mean = jnp.expand_dims(self.mean, self.mixture_dim)
         return Mixture(rescaled(self.component_distribution, (1 - factor) * mean, factor))
@@ -191,7 +191,7 @@ class Mixture(MixtureSameFamily):
         if not self.event_shape:
             return self
         if not isinstance(component, Independent) or component.reinterpreted_batch_ndims != self.event_dim:
-            raise self._without("marginals", "only several independent targets have; use sample.")
+            raise self._without("marginals", "only independent targets have marginals; use sample.")
         if self.event_dim != 1:
             raise self._without("marginals", "let the targets have one axis.")
         return Mixture(_with_last_axes_swapped(component.base_dist))
@@ -229,7 +229,7 @@ def _quantile(mixture: Mixture, q: Float[Array, "..."]) -> Float[Array, "..."]:
     if counts and mixture.support != constraints.nonnegative_integer:
         raise NotImplementedError(
             f"a mixture of {type(mixture.component_distribution).__name__} has no quantile; only counts "
-            "0, 1, 2, …, classes and continuous laws have: use sample."
+            "0, 1, 2, …, classes and continuous laws have one: use sample."
         )
     inside = (q > 0) & (q < 1)
     p = jnp.where(inside, q, 0.5)
@@ -260,7 +260,7 @@ def _quantile(mixture: Mixture, q: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def _class_quantile(mixture: Mixture, q: Float[Array, "..."]) -> Float[Array, "..."]:
-    """How many classes have P(Y ≤ c) < q, but for the last that there is."""
+    """The number of classes with P(Y ≤ c) < q, at most the number of the last class."""
     table = class_probabilities(mixture.component_distribution)
     probabilities = jnp.mean(table, axis=-2)
     total = jnp.cumsum(probabilities, axis=-1)[..., :-1]
@@ -297,8 +297,8 @@ class Predictive(eqx.Module):
     The likelihood may be any function outputs ↦ distribution that acts on the last axis of its argument.
     Where targets were standardised, (y − location)/scale, give `location` and `scale`, and predictions are in
     the units of y; these are numbers, or one number per target. `spread` widens the mixture about its mean
-    by a factor, as held-out rows may ask for. Of a Gaussian measure, as FD-GVI returns,
-    pass `measure.sample(key, n)`.
+    by a factor, as held-out rows may ask for. For a Gaussian measure, as FD-GVI
+    returns it, pass `measure.sample(key, n)`.
 
     Rows are evaluated in blocks of a fixed size, the last one filled up: one program for any number of rows,
     and what is predicted for a row does not depend on how many others are asked for. Within `jax.jit` or
@@ -370,7 +370,7 @@ class Predictive(eqx.Module):
 
 def _require_last_axis_only(likelihood: Callable, outputs: Float[Array, "rows n k"]) -> None:
     """Try the likelihood on shapes with no two axes alike: outputs[:, 0] instead of outputs[..., 0] could
-    otherwise take the particles for the outputs, and nobody would notice."""
+    otherwise take the particles for the outputs without any error."""
     width = outputs.shape[-1]
     other = jax.ShapeDtypeStruct((width + 1, width + 2, width), outputs.dtype)
     jax.eval_shape(lambda array: distribution_of(likelihood, array), other)

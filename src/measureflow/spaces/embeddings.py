@@ -34,7 +34,7 @@ _LARGEST_MATRIX = 10_000_000
 
 
 class NoClosedFormError(ValueError):
-    """There is no closed form for this kernel and measure; the message names the way around."""
+    """There is no closed form for this kernel and measure; the message names a way around it."""
 
 
 class SquaredExponentialOfGaussian(eqx.Module):

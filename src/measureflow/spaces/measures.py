@@ -65,7 +65,7 @@ class AbstractMeasure(eqx.Module):
 
     @abc.abstractmethod
     def template(self) -> Parameters | None:
-        """Any point of the space, for its structure and shapes; None where any will do."""
+        """Any point of the space, for its structure and shapes; None if the measure is on any space."""
 
 
 def _gaussian_scale(mean: Parameters, scale: PyTree) -> tuple[PyTree, bool]:

@@ -89,7 +89,8 @@ def _beyond_the_paper(terms: Terms, words: list[Words]) -> tuple[str, ...]:
             "L is strictly convex, since the entropy is and every other term is convex: there is at most one "
             "minimiser, log q* = −(δ(L − τ∫log q)/δQ)[q*]/τ + const.",
             "Particles reach it as N → ∞, t → ∞ and η → 0 where a log-Sobolev inequality holds (mean-field "
-            "Langevin dynamics: Chizat, 2022; Nitanda, Wu and Suzuki, 2022); not shown here for your terms.",
+            "Langevin dynamics: Chizat, 2022; Nitanda, Wu and Suzuki, 2022); whether one does "
+            "here is not checked.",
         )
     return (
         name,

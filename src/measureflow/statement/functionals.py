@@ -30,8 +30,7 @@ class AbstractFunctional(eqx.Module):
 
     # NumPy scalars on the left must leave the multiplication to us.
     __array_ufunc__: ClassVar[None] = None
-    #: What it is called in errors, in `value_parts` and by `describe`; the name of the class if nothing is
-    #: said.
+    #: What it is called in errors, in `value_parts` and by `describe`; by default the name of the class.
     name: ClassVar[str] = ""
     #: "linear", "convex", "strictly convex" or "not known".
     convexity: ClassVar[str] = "not known"
@@ -57,7 +56,7 @@ class AbstractFunctional(eqx.Module):
         return FreeEnergy(rest=OnBatch(self, batch))
 
     def constant(self, batch: PyTree = None) -> Float[Array, ""]:
-        """What its normal form leaves out."""
+        """The constant that its normal form leaves out."""
         return jnp.zeros(())
 
     def template(self) -> Parameters | None:
@@ -119,7 +118,7 @@ class Sum(AbstractFunctional):
 
 
 class OnBatch(eqx.Module):
-    """Q ↦ G(Q, batch), looked at before it is believed."""
+    """Q ↦ G(Q, batch); raises if G does not depend on the weights of Q."""
 
     functional: AbstractFunctional
     batch: PyTree
@@ -159,8 +158,7 @@ def _require_weights_used(functional: AbstractFunctional, measure: Empirical, ba
     if not used[-1]:
         raise ValueError(
             f"{functional.name}.value does not depend on measure.weights, so its first variation would be "
-            "wrong; "
-            "use measure.integrate(f) for ∫ f dQ, or measure.masses() for the weights."
+            "wrong; use measure.integrate(f) for ∫ f dQ, or measure.masses() for the weights."
         )
 
 

@@ -62,8 +62,7 @@ class Problem(eqx.Module):
         if self.regulariser is not None and not isinstance(self.regulariser, AbstractFunctional):
             raise TypeError(
                 "regulariser must be built from functionals such as KL and SquaredMMD, got "
-                f"{self.regulariser!r}; "
-                "for example 1.0 * mf.KL(prior)."
+                f"{self.regulariser!r}; for example 1.0 * mf.KL(prior)."
             )
         templates = self._templates()
         if any(shapes_of(template) != shapes_of(templates[0]) for template in templates):

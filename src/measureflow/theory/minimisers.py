@@ -136,8 +136,8 @@ def _fixed_point(energy: GridEnergy) -> np.ndarray:
         log_mass, value = tried, gained
     raise RuntimeError(
         f"the fixed point was not reached in {_ITERATIONS} iterations at temperature "
-        f"{energy.temperature:.3g}: "
-        "raise the KL weight, refine the grid, or check that every functional is convex."
+        f"{energy.temperature:.3g}: raise the KL weight, refine the grid, or check that every "
+        "functional is convex."
     )
 
 
