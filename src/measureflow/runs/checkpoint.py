@@ -30,9 +30,9 @@ _DELETED = "deleted"
 class Checkpoint:
     """Save a run to `folder` every so many steps, and keep the latest `keep` checkpoints.
 
-    Saving goes on while the next steps are computed. A checkpoint gets its name when all of it is
-    written, so that none is ever half-written. The folder belongs to one run: the same call of `solve`
-    resumes it, and one with other arguments is refused.
+    Saving goes on while the next steps are computed. A checkpoint appears under its name when all of it is
+    written, so that none is ever half. The folder belongs to one run: the same call of `solve` resumes it,
+    and one with other arguments is refused.
     """
 
     def __init__(self, folder: str | os.PathLike, every: int = 1000, keep: int = 2):
@@ -75,8 +75,7 @@ class Store:
         others = sorted(inside - {_MARKER, _UNFINISHED_MARKER})
         if others and _MARKER not in inside:
             raise ValueError(
-                f"checkpoint folder {folder} is not empty and holds no run, but files such as {others[0]}; "
-                "name an empty one."
+                f"checkpoint folder {folder} holds other things, such as {others[0]}; name an empty one."
             )
         if any(name.isdigit() for name in others):
             self._require_same_run()
@@ -125,7 +124,7 @@ class Store:
             unknown = not_compared(self.made_of)
             note = f"\nCould not be compared: {', '.join(unknown)}." if unknown else ""
             raise ValueError(
-                f"checkpoint folder {folder} holds another run; to start over, name another folder. What "
+                f"checkpoint folder {folder} holds another run; to begin anew, name another folder. What "
                 f"differs:\n  {shown}{note}"
             )
 
@@ -160,7 +159,7 @@ class Store:
             step, error = next(iter(unreadable.items()))
             raise ValueError(
                 f"checkpoint folder {self.checkpoint.folder} holds checkpoints of steps {list(unreadable)}, "
-                f"but none can be read; to start over, name another folder. Step {step}: {_brief(error)}"
+                f"but none can be read; to begin anew, name another folder. Step {step}: {_brief(error)}"
             ) from error
         return None
 

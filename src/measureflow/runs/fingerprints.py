@@ -1,6 +1,6 @@
 """What a run is made of, in words that can be compared: arrays by hash, functions by name and bytecode.
 
-A run is resumed only if all of it is unchanged. Parts that can be compared only by type are named.
+A run is resumed only if all of it is as it was. Where a part can be told only by its type, that is said.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ def fingerprint(**parts: Any) -> dict[str, str]:
 
 
 def differences(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What has changed, a line each."""
+    """What is not as it was, a line each."""
     lines, reported = [], set()
     for path in {**saved, **now}:
         was, is_now = saved.get(path), now.get(path)

@@ -82,7 +82,7 @@ def strict_json(text: str) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("its JSON has the same name twice")
+        raise ValueError("a name comes twice in its JSON")
     return found
 
 
@@ -121,7 +121,7 @@ def write(path: PathLike, text: str, arrays: Mapping[str, Any], *, force: bool) 
         )
     if target.exists() and not target.is_file():
         raise FileExistsError(
-            f"{path} cannot be written: there is something there that is not a file; choose another path."
+            f"{path} cannot be written: something that is no file is there; choose another."
         )
     if target.exists() and not force:
         raise _exists(path)
@@ -139,7 +139,7 @@ def write(path: PathLike, text: str, arrays: Mapping[str, Any], *, force: bool) 
     except OSError as error:
         raise OSError(
             error.errno,
-            f"{path} could not be written: {error.strerror or error}; what was there is unchanged. Make "
+            f"{path} could not be written: {error.strerror or error}; what was there is as it was. Make "
             "room, or choose another folder.",
         ) from error
     finally:
@@ -250,7 +250,7 @@ class Reader:
                 raise self.error(f"the array {brief(entry.name)} holds truth values that are neither 0 nor 1")
             found[entry.name] = content.view(DTYPES[entry.dtype]).reshape(entry.shape)
         if of_data.hexdigest() != self._of_data:
-            raise self.error("its arrays have been changed (their checksum differs)")
+            raise self.error("its arrays are not those that were written (their check sum differs)")
         return found
 
     def error(self, what: str, **remedy: str) -> FileFormatError:
@@ -262,15 +262,17 @@ class Reader:
         size = os.fstat(self._file.fileno()).st_size
         length = int.from_bytes(self._file.read(8), "little")
         if size < 8 or length > size - 8:
-            raise self.error("it is not a safetensors file, or only part of one")
+            raise self.error("it is no safetensors file, or not all of one")
         if length > LARGEST_HEADER:
-            raise self.error(f"its header has {length:,} bytes, more than the {LARGEST_HEADER:,} allowed")
+            raise self.error(
+                f"its header has {length:,} bytes, and {LARGEST_HEADER:,} are the most there may be"
+            )
         try:
             header = strict_json(self._file.read(length).decode())
         except ValueError as error:
             raise self.error(f"its header cannot be read: {error}") from None
         if not isinstance(header, dict):
-            raise self.error("its header is not a JSON object")
+            raise self.error("its header is no JSON object")
         return header, 8 + length, size - 8 - length
 
     def _entry(self, name: str, description: Any) -> _Entry:
@@ -280,16 +282,16 @@ class Reader:
         dtype, shape, place = (description[key] for key in ("dtype", "shape", "data_offsets"))
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise self.error(
-                f"the array {shown} has the dtype {brief(dtype)}, which is not one of {', '.join(DTYPES)}"
+                f"the array {shown} has the dtype {brief(dtype)}, which is none of {', '.join(DTYPES)}"
             )
         if not _are_counts(shape) or len(shape) > _MOST_AXES or not _are_counts(place) or len(place) != 2:
-            raise self.error(f"the array {shown} has a shape or data_offsets that are not valid")
+            raise self.error(f"the array {shown} has a shape or a place that is none")
         # NumPy counts as if no axis were empty.
         if math.prod(max(size, 1) for size in shape) > _MOST_ITEMS:
             raise self.error(f"the array {shown} has a shape that is too large")
         if place[1] - place[0] != math.prod(shape) * DTYPES[dtype].itemsize:
             raise self.error(
-                f"the array {shown} has a different size than its shape {shape} and dtype {dtype} say"
+                f"the array {shown} has another size than its shape {shape} and dtype {dtype} say"
             )
         return _Entry(name, dtype, tuple(shape), *place)
 
@@ -305,12 +307,12 @@ class Reader:
     def _described(self, metadata: Any) -> tuple[str, str]:
         """The text, and the check sum of the data."""
         if not isinstance(metadata, dict) or set(metadata) != {_TEXT, _OF_TEXT, _OF_DATA}:
-            raise self.error("it is a safetensors file, but measureflow did not write it")
+            raise self.error("it is a safetensors file, but none of measureflow")
         text, of_text, of_data = (metadata[key] for key in (_TEXT, _OF_TEXT, _OF_DATA))
         if not all(isinstance(value, str) for value in (text, of_text, of_data)):
-            raise self.error("its description is not text")
+            raise self.error("its description is no text")
         if of_text != _sum_of_description(text, self._entries, of_data):
-            raise self.error("its description has been changed (its checksum differs)")
+            raise self.error("its description is not the one that was written (its check sum differs)")
         return text, of_data
 
 
@@ -327,7 +329,7 @@ def reading(path: PathLike) -> Iterator[Reader]:
             f"there is no file {path}; check the path. The working folder is {Path.cwd()}."
         )
     if not place.is_file():
-        raise FileFormatError(path, "it is not a file", "pass the path of a file that mf.save wrote.")
+        raise FileFormatError(path, "it is no file", "pass the path of a file that mf.save wrote.")
     with place.open("rb") as file:
         try:
             yield Reader(file, path)

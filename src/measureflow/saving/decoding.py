@@ -52,7 +52,7 @@ class Decoder:
         recipe, values = KINDS[kind], dict(given or {})
         if not isinstance(nodes, dict) or set(nodes) != set(recipe.fields):
             names = ", ".join(recipe.fields) or "none"
-            raise self.error(f"{where} must have the fields of a {kind}, which are {names}")
+            raise self.error(f"{where} has not the fields of a {kind}, which are {names}")
         alike = recipe.template is not attribute or any(hasattr(template, name) for name in recipe.fields)
         if template is not ANY and recipe.fields and not alike:
             raise self._unlike(where, f"a {kind}", _shown(template))
@@ -85,7 +85,7 @@ class Decoder:
                 return node
             read = _NODES.get(frozenset(node)) if isinstance(node, dict) else None
             if read is None:
-                raise self.error(f"{where} is {brief(node)}, which is not a value")
+                raise self.error(f"{where} is {brief(node)}, which is no value")
             return read(self, node, where, template)
         finally:
             self._depth -= 1
@@ -119,14 +119,14 @@ class Decoder:
     def _float(self, node: dict[str, Any], where: str, template: Any) -> float:
         text = node["float"]
         if not isinstance(text, str) or text not in _TROUBLES:
-            raise self.error(f"{where} is {brief(node)}, which is not a number")
+            raise self.error(f"{where} is {brief(node)}, which is no number")
         return _TROUBLES[text]
 
     def _sequence(self, node: dict[str, Any], where: str, template: Any) -> Any:
         ((kind, items),) = node.items()
         make = {"list": list, "tuple": tuple}[kind]
         if not isinstance(items, list):
-            raise self.error(f"{where} is {brief(node)}, which is not a {kind}")
+            raise self.error(f"{where} is {brief(node)}, which is no {kind}")
         templates = [ANY] * len(items)
         if template is not ANY:
             if type(template) is not make or len(template) != len(items):
@@ -138,7 +138,7 @@ class Decoder:
     def _dict(self, node: dict[str, Any], where: str, template: Any) -> dict[str, Any]:
         items = node["dict"]
         if not isinstance(items, dict):
-            raise self.error(f"{where} is {brief(node)}, which is not a dict")
+            raise self.error(f"{where} is {brief(node)}, which is no dict")
         if template is not ANY and (type(template) is not dict or set(template) != set(items)):
             raise self._unlike(where, f"a dict with the keys {brief(list(items))}", _shown(template))
         wanted = dict.fromkeys(items, ANY) if template is ANY else template
@@ -148,7 +148,7 @@ class Decoder:
         if not isinstance(name, str) or name not in self._arrays:
             raise self.error(f"{where} is the array {brief(name)}, which is not in the file")
         if name in self._taken:
-            raise self.error(f"{where} is the array {brief(name)}, which is used in another place, too")
+            raise self.error(f"{where} is the array {brief(name)}, which is that of another place, too")
         self._taken.add(name)
         self._require_shape(self._arrays[name], where, template)
         return self._arrays[name]
@@ -186,14 +186,14 @@ class Decoder:
     def _key(self, node: dict[str, Any], where: str, template: Any) -> jax.Array:
         data, implementation = self._array(node["key"], where, ANY), node["implementation"]
         if implementation not in KEYS or data.dtype != np.uint32:
-            raise self.error(f"{where} is not a random key")
+            raise self.error(f"{where} is no random key")
         values = {"key_bits_array": jnp.asarray(data), "impl": implementation}
         return self._made(where, jax.random.wrap_key_data, values)
 
     def _strings(self, node: dict[str, Any], where: str, template: Any) -> np.ndarray:
         texts, dtype = node["strings"], node["dtype"]
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise self.error(f"{where} is not a list of texts")
+            raise self.error(f"{where} is no list of texts")
         if dtype == "object":
             return np.array(texts, dtype=object)
         width = re.fullmatch(r"<U([1-9]\d{0,8})", dtype) if isinstance(dtype, str) else None
@@ -211,7 +211,7 @@ class Decoder:
     def _leaves(self, node: dict[str, Any], where: str, template: Any) -> Any:
         nodes, once = node["leaves"], node["structure"]
         if not isinstance(nodes, dict) or not isinstance(once, str):
-            raise self.error(f"{where} is {brief(node)}, which is not a pytree")
+            raise self.error(f"{where} is {brief(node)}, which is no pytree")
         if template is ANY:
             raise _NoTemplateError(
                 self._path,
@@ -230,7 +230,7 @@ class Decoder:
         name = node["import"]
         module, separator, path = name.partition(":") if isinstance(name, str) else ("", "", "")
         if not separator:
-            raise self.error(f"{where} is {brief(node)}, which does not name code")
+            raise self.error(f"{where} is {brief(node)}, which names no code")
         argument = "network=" if "network" in where.lower() else "likelihood="
         if module not in self._trust:
             raise self.error(
@@ -246,7 +246,7 @@ class Decoder:
         usable = callable(found) and made == isinstance(found, type) == ("fields" in node)
         if not own or not usable:
             raise self.error(
-                f"{where} is {brief(name)}, which that module does not define", f"use {argument} instead."
+                f"{where} is {brief(name)}, which that module cannot give", f"use {argument} instead."
             )
         if not made:
             return found

@@ -10,8 +10,8 @@ from measureflow.saving.decoding import Decoder
 from measureflow.saving.encoding import ANY, KINDS, Encoder, describer, is_pytree
 
 FORMAT, VERSION = "measureflow", 1
-#: From the document of each version of the format to that of the next. A change of the format, even of
-#: one field, is a new version, and an entry here.
+#: From the document of each version of the format to that of the next. A change of the format, be it one
+#: field more, is a new version, and an entry here.
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 
@@ -110,7 +110,7 @@ def _current(path: PathLike, text: str) -> dict[str, Any]:
     except ValueError as error:
         raise FileFormatError(path, f"its description cannot be read: {error}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise FileFormatError(path, "measureflow did not write its description")
+        raise FileFormatError(path, "its description is none of measureflow's")
     version, writer = document.get("format_version"), document.get("measureflow_version")
     if type(version) is not int or not isinstance(writer, str):
         raise FileFormatError(path, "it does not say which version wrote it")
@@ -133,5 +133,5 @@ def _current(path: PathLike, text: str) -> dict[str, Any]:
         document, version = MIGRATIONS[version](document) | {"format_version": version + 1}, version + 1
     expected = {"format", "format_version", "measureflow_version", "kind", "fields"}
     if set(document) != expected:
-        raise FileFormatError(path, f"its description must have the parts {', '.join(sorted(expected))}")
+        raise FileFormatError(path, f"its description has not the parts {', '.join(sorted(expected))}")
     return document

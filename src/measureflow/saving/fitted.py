@@ -28,9 +28,9 @@ from measureflow.saving.objects import (
 def _shifted(likelihood: Any, shift: Any) -> Any:
     from measureflow.tables.estimators import Shifted
 
-    require(isinstance(likelihood, AbstractLikelihood), "its likelihood is not a likelihood")
+    require(isinstance(likelihood, AbstractLikelihood), "its likelihood is none")
     require_floats("shift", shift)
-    require(np.shape(shift) == (likelihood.width,), "shift must have one number for each output")
+    require(np.shape(shift) == (likelihood.width,), "shift has not one number for each output")
     return Shifted(likelihood, shift)
 
 
@@ -67,7 +67,7 @@ def _describe_estimator(estimator: Any) -> tuple[str, dict[str, Any]]:
     unknown = set(fitted) - {*_FITTED_BY[kind], "feature_names_in_"}
     if unknown:
         names = ", ".join(sorted(unknown))
-        raise ValueError(f"this {kind} has attributes that cannot be saved: {names}; delete them first.")
+        raise ValueError(f"this {kind} has attributes that no file holds: {names}; delete them before.")
     if isinstance(settings["random_state"], np.random.RandomState):
         warnings.warn(
             "random_state is a generator, which is not saved: it is None in the estimator that is loaded. "
@@ -99,7 +99,7 @@ def _require_settings(estimator: Any) -> None:
         for width in hidden:
             require_count("hidden", width, 1, "")
     Network.mlp(1, (), 1, estimator.activation)
-    require(isinstance(estimator.verbose, int | float | np.number | np.bool_), "verbose is not a number")
+    require(isinstance(estimator.verbose, int | float | np.number | np.bool_), "verbose is no number")
     if seed is not None:
         require(require_count("random_state", seed, 0, "") < 2**32, "random_state is too large")
 
@@ -117,27 +117,27 @@ def _require_table(name: str, mean: Any, scale: Any, shape: tuple[int, ...]) -> 
 def _require_fitted(estimator: Any) -> None:
     """What every fitted estimator must be for its predictions to make sense."""
     features, names = estimator.n_features_in_, getattr(estimator, "feature_names_in_", None)
-    require(type(features) is int and features > 0, "n_features_in_ is not a number of features")
+    require(type(features) is int and features > 0, "n_features_in_ is no number of features")
     _require_table("input", estimator.input_mean_, estimator.input_scale_, (features,))
     if names is not None:
         texts = isinstance(names, np.ndarray) and names.dtype == object
-        require(texts and names.shape == (features,), "feature_names_in_ must have one name for each feature")
+        require(texts and names.shape == (features,), "feature_names_in_ has not one name for each feature")
     for name in ("prior_weight_", "spread_"):
         positive_number(name, getattr(estimator, name), "")
     require(not isinstance(estimator.n_iter_, bool), "n_iter_ is a truth value")
     require_count("n_iter_", estimator.n_iter_, 0, "")
     scores = estimator.validation_scores_
-    require(isinstance(scores, tuple) and all(map(_is_score, scores)), "validation_scores_ are not scores")
+    require(isinstance(scores, tuple) and all(map(_is_score, scores)), "validation_scores_ are no scores")
     estimator.validation_scores_ = dict(scores)
-    require(isinstance(estimator.network_, Network), "network_ is not a network")
-    require(isinstance(estimator.particles_, list | dict), "particles_ are not particles")
+    require(isinstance(estimator.network_, Network), "network_ is no network")
+    require(isinstance(estimator.particles_, list | dict), "particles_ are none")
     leaves = jax.tree.leaves(estimator.particles_)
     floats = all(isinstance(leaf, np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
     require(floats and all(np.isfinite(leaf).all() for leaf in leaves), "particles_ are not finite numbers")
     require_leading_axis("particles_", estimator.particles_, "particle")
     require_fit(estimator.network_, estimator.particles_)
     kind, fields = describe_network(estimator.network_)
-    require(kind == "Network.mlp" and fields["sizes"][0] == features, "network_ has other features")
+    require(kind == "Network.mlp" and fields["sizes"][0] == features, "network_ has not these features")
 
 
 def _is_score(entry: Any) -> bool:
@@ -150,11 +150,11 @@ def _require_targets(estimator: Any) -> None:
     if hasattr(estimator, "classes_"):
         classes = estimator.classes_
         one_each = isinstance(classes, np.ndarray) and classes.ndim == 1 and len(classes) > 1
-        require(one_each and np.array_equal(np.unique(classes), classes), "classes_ are not sorted classes")
+        require(one_each and np.array_equal(np.unique(classes), classes), "classes_ are no sorted classes")
     else:
         shape = estimator.target_shape_
         counts = isinstance(shape, tuple) and all(type(size) is int and size > 0 for size in shape)
-        require(counts and len(shape) <= 1, "target_shape_ is not a shape of targets")
+        require(counts and len(shape) <= 1, "target_shape_ is no shape of targets")
         _require_table("target", estimator.target_mean_, estimator.target_scale_, shape)
     # Its numbers are the file's own: those of another version may be others.
     kinds = [_law(likelihood) for likelihood in (estimator._likelihood()[0], estimator.likelihood_)]

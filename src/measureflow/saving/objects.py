@@ -96,12 +96,12 @@ _of_attributes(Flat.__module__, "Flat", (), Flat)
 
 def _require_step(step: Any) -> None:
     counts = isinstance(step, jax.Array) and step.shape == () and jnp.issubdtype(step.dtype, jnp.integer)
-    require(counts and int(step) >= 0, "step is not a number of steps")
+    require(counts and int(step) >= 0, "step is no number of steps")
 
 
 def _require_arrays(name: str, tree: Any) -> None:
     arrays = all(isinstance(leaf, jax.Array | np.ndarray | np.generic) for leaf in jax.tree.leaves(tree))
-    require(arrays, f"{name} holds something that is not an array")
+    require(arrays, f"{name} holds something that is no array")
 
 
 def _particle_state(particles: Any, step: Any, memory: Any, drift: Any) -> ParticleState:
@@ -123,16 +123,16 @@ def _parametric_state(parameters: Any, step: Any, memory: Any) -> ParametricStat
 
 
 def _solution(measure: Any, history: Any, state: Any, restarts: Any) -> Solution:
-    require(isinstance(measure, AbstractMeasure), "its measure is not a measure")
-    require(isinstance(history, dict), "its history is not a dictionary")
+    require(isinstance(measure, AbstractMeasure), "its measure is none")
+    require(isinstance(history, dict), "its history is no dictionary")
     columns = list(history.values())
     arrays = all(isinstance(column, np.ndarray) and column.ndim == 1 for column in columns)
-    require(arrays and len({len(column) for column in columns}) <= 1, "its history is not a table")
-    require(not isinstance(state, bool | int | float | str | list), "its state is not a state")
+    require(arrays and len({len(column) for column in columns}) <= 1, "its history is no table")
+    require(not isinstance(state, bool | int | float | str | list), "its state is none")
     if isinstance(measure, Empirical) and isinstance(state, ParticleState):
         same = shapes_of(measure.particles) == shapes_of(state.particles)
         require(same, "its measure and its state have particles of different shapes")
-    require(isinstance(restarts, tuple) and all(map(_is_restart, restarts)), "its restarts are not restarts")
+    require(isinstance(restarts, tuple) and all(map(_is_restart, restarts)), "its restarts are none")
     return Solution(measure, History(history), state, tuple(Restart(*restart) for restart in restarts))
 
 
@@ -192,7 +192,7 @@ DESCRIBERS[f"{Solution.__module__}.Solution"] = lambda solution: (
 
 def _require_constants(constants: Any) -> None:
     counts = isinstance(constants, tuple) and all(type(count) is int for count in constants)
-    require(counts and len(constants) <= 10, "constants are not numbers of constants")
+    require(counts and len(constants) <= 10, "constants are no numbers of constants")
 
 
 def _with(network: Network, constants: tuple[int, ...]) -> Network:
@@ -204,7 +204,7 @@ def _with(network: Network, constants: tuple[int, ...]) -> Network:
 def _perceptron(sizes: Any, activation: Any, constants: Any) -> Network:
     widths = isinstance(sizes, tuple) and 2 <= len(sizes) <= _MOST_LAYERS
     widths = widths and all(type(size) is int and 1 <= size <= _LARGEST_LAYER for size in sizes)
-    require(widths, "sizes are not widths of layers")
+    require(widths, "sizes are no widths of layers")
     _require_constants(constants)
     return _with(Network.mlp(sizes[0], sizes[1:-1], sizes[-1], activation), constants)
 
@@ -223,7 +223,7 @@ def _of_maker(make_network: Callable[[Any], Network]) -> Callable[..., Network]:
 
 
 def _of_module(module: Any, constants: Any) -> Network:
-    raise ValueError("a Flax module needs the shapes of its inputs; pass network=")
+    raise ValueError("a Flax module takes its inputs' shapes to be built; pass network=")
 
 
 def describe_network(network: Network) -> tuple[str, dict[str, Any]]:
@@ -269,7 +269,7 @@ def or_code(value: Any) -> Any:
 def _likelihood(kind: type[AbstractLikelihood]) -> Callable[..., AbstractLikelihood]:
     def build(**numbers: Any) -> AbstractLikelihood:
         for name in {"targets", "classes"} & set(numbers):
-            require(type(numbers[name]) is int, f"{name} is not a number")
+            require(type(numbers[name]) is int, f"{name} is no number")
         if "smallest_scale" in numbers:
             require_floats("smallest_scale", numbers["smallest_scale"])
         return kind(**numbers)
@@ -310,7 +310,7 @@ def _predictive(network: Any, likelihood: Any, particles: Any, location: Any, sc
     for name, value in numbers.items():
         if value is not None:
             require_floats(name, value)
-            require(isinstance(value, jax.Array), f"{name} is not an array")
+            require(isinstance(value, jax.Array), f"{name} is no array")
     if isinstance(network, Network):
         require_fit(network, particles)
         require_outputs(network, likelihood)
