@@ -86,7 +86,7 @@ def test_imports_go_one_way():
 @pytest.mark.parametrize(
     ("library", "allowed"),
     [
-        ("matplotlib", {"prediction.plots"}),
+        ("matplotlib", {"prediction.plots", "runs.history", "study.figures"}),
         ("typer", {"cli"}),
         ("rich", {"cli"}),
         ("sklearn", {"tables.estimators", "study.datasets"}),

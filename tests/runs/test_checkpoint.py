@@ -24,6 +24,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import measureflow as mf
+from measureflow.runs import divergence, driver, program
 from measureflow.runs.batches import STREAMED
 from measureflow.runs.fingerprints import differences, fingerprint, not_compared
 
@@ -43,9 +44,9 @@ def little_effort():
     """These programs are small and run briefly: most of their time would be the compiler's."""
     effort = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_chunk", "_finite", "_losses"):
-            program = eqx.filter_jit(getattr(solving, name).__wrapped__, compiler_options=effort)
-            patch.setattr(solving, name, program)
+        for name in ("_call", "_finite", "_losses"):
+            compiled = eqx.filter_jit(getattr(program, name).__wrapped__, compiler_options=effort)
+            patch.setattr(program, name, compiled)
         yield
 
 
@@ -138,17 +139,16 @@ class CutError(Exception):
 @contextlib.contextmanager
 def at_step(step, act):
     """Do something between two compiled calls, once, as soon as a run has come to `step`."""
-    before, done = solving._Run._next, []
+    before, done = solving.SolveRun.advance, []
 
-    def then(run, state, end, bar):
-        after = before(run, state, end, bar)
-        if int(after.step) >= step and not done:
-            done.append(int(after.step))
+    def then(run, budget, end):
+        before(run, budget, end)
+        if run.step >= step and not done:
+            done.append(run.step)
             act()
-        return after
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(solving._Run, "_next", then)
+        patch.setattr(solving.SolveRun, "advance", then)
         yield done
     assert done, f"the run never came to step {step}"
 
@@ -194,7 +194,7 @@ def test_a_run_that_was_cut_off_resumes_by_itself_to_the_bit(kind, tmp_path, cap
 
 
 def test_a_finished_run_returns_at_once(finished, straight, capsys, monkeypatch):
-    monkeypatch.setattr(solving._Run, "call", lambda *arguments: pytest.fail("something was computed"))
+    monkeypatch.setattr(solving.Program, "call", lambda *arguments: pytest.fail("something was computed"))
     before = sorted(finished.rglob("*"))
     assert_identical(solve(folder=finished), straight)
     assert capsys.readouterr().err == f"measureflow: {finished}: finished\n"
@@ -523,16 +523,16 @@ def test_a_finished_run_needs_no_more_batches(tmp_path, streamed):
 
 
 HOW = {
-    "calls of one step": {"_SECONDS": 0.0},
-    "few records in a call": {"_RECORDS": 3},
-    "long calls": {"_SECONDS": 100.0},
+    "calls of one step": (driver, "_SECONDS", 0.0),
+    "few records in a call": (solving, "RECORDS", 3),
+    "long calls": (driver, "_SECONDS", 100.0),
 }
 
 
 @pytest.mark.parametrize("how", [*HOW, "progress", "a checkpoint at every step", "again"])
 def test_the_same_call_gives_the_same_result(how, straight, tmp_path, monkeypatch, capsys):
-    for name, value in HOW.get(how, {}).items():
-        monkeypatch.setattr(solving, name, value)
+    if how in HOW:
+        monkeypatch.setattr(*HOW[how])
     options = {"progress": {"progress": True}}.get(how, {})
     expected = straight
     if how == "a checkpoint at every step":
@@ -599,14 +599,14 @@ def test_a_second_sigterm_changes_nothing(tmp_path):
 @pytest.mark.parametrize("name", ["_record", "_save"])
 def test_a_signal_at_the_end_is_not_lost(name, tmp_path, straight, monkeypatch):
     """The run is finished, and whoever sent the signal wants the program to stop."""
-    before = getattr(solving._Run, name)
+    before = getattr(solving.SolveRun, name)
 
-    def signalled(run, state):
-        if int(state.step) == STEPS:
+    def signalled(run, *arguments):
+        if run.step == STEPS:
             signal.raise_signal(signal.SIGTERM)
-        before(run, state)
+        before(run, *arguments)
 
-    monkeypatch.setattr(solving._Run, name, signalled)
+    monkeypatch.setattr(solving.SolveRun, name, signalled)
     with pytest.raises(mf.Interrupted, match="SIGTERM at step 300 of 300") as caught:
         solve(folder=tmp_path / "run")
     assert_identical(caught.value.solution, straight)
@@ -719,7 +719,7 @@ def test_restarts_do_not_depend_on_how_steps_are_grouped(how, tmp_path, monkeypa
     x, restarts = replay(weights[:60] if iterated else np.ones(60))
     assert [tuple(made) for made in expected.restarts] == restarts
     np.testing.assert_allclose(expected.measure.particles, x, rtol=2e-3)
-    monkeypatch.setattr(solving, "_SECONDS", RESTARTED[how]["_SECONDS"])
+    monkeypatch.setattr(driver, "_SECONDS", RESTARTED[how]["_SECONDS"])
     assert_identical(restart(**options())[0], expected)
     cut_off(lambda: restart(**options(), folder=tmp_path / "run", every=4), 12)
     assert_identical(restart(**options(), folder=tmp_path / "run", every=4)[0], expected)
@@ -757,7 +757,7 @@ def test_a_run_that_cannot_be_saved_gives_up(monkeypatch):
     # Without a minimum, each restart leads to the next.
     endless, start = mf.Problem(lambda theta: -quartic(theta)), np.linspace(0.1, 1.0, 6, dtype=np.float32)
     for most in (4, 3):
-        monkeypatch.setattr(solving, "_MOST_RESTARTS", most)
+        monkeypatch.setattr(divergence, "_MOST_RESTARTS", most)
         with (
             pytest.warns(UserWarning, match="go on as copies") as warned,
             pytest.raises(mf.DivergenceError) as caught,
@@ -822,7 +822,7 @@ def square(theta):
 def test_a_full_disk_is_reported_and_the_run_goes_on(tmp_path, monkeypatch):
     """Files may not grow beyond 100 kB for a while; a checkpoint needs more."""
     arguments, options = (*large(), 60), {"data": None, "batch_size": None}
-    monkeypatch.setattr(solving, "_SECONDS", 0.0)
+    monkeypatch.setattr(driver, "_SECONDS", 0.0)
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limit(size):

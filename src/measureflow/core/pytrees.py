@@ -36,9 +36,15 @@ def strong(value: Any) -> Array:
     again.
     """
     dtype = jnp.result_type(value)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise TypeError(
+            f"numbers must be real, got {dtype} of shape {jnp.shape(value)}; pass real and imaginary parts "
+            "as two numbers, jnp.stack([z.real, z.imag], axis=-1)."
+        )
     if not jnp.issubdtype(dtype, jnp.floating) or isinstance(value, float):
         dtype = jnp.result_type(float)
-    return jax.lax.convert_element_type(jnp.asarray(value), dtype)
+    # At once: an integer of NumPy has 64 bits, of which JAX would first drop half.
+    return jax.lax.convert_element_type(jnp.asarray(value, dtype), dtype)
 
 
 def strong_tree(tree: PyTree) -> Parameters:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from measureflow.core.pytrees import Parameters, Particles, is_concrete, shown_shapes, strong_tree
@@ -49,9 +50,21 @@ def _fitted(name: str, scale: Parameters, theta: Parameters) -> Parameters:
     if not fits:
         raise ValueError(
             f"{name} has shapes {shown_shapes(scale)}, one particle {shown_shapes(theta)}; pass a number, or "
-            "a pytree like one particle."
+            "a pytree like one particle, with one number per coordinate."
         )
     return jax.tree.map(lambda g, x: g.astype(x.dtype), scale, theta)
+
+
+def _require_scale(name: str, scale: Parameters) -> None:
+    """Numbers > 0, one per coordinate."""
+    for leaf in jax.tree.leaves(scale) if is_concrete(scale) else []:
+        square = leaf.ndim == 2 and leaf.shape[0] == leaf.shape[1] > 1
+        if square and np.any(leaf <= 0) and np.all(np.diagonal(leaf) > 0):
+            raise ValueError(
+                f"{name} is a matrix of shape {leaf.shape}, but g has one number per coordinate; pass the "
+                "diagonal, jnp.diagonal(matrix)."
+            )
+    require_positive(name, scale, "it multiplies the step size.")
 
 
 class FixedPreconditioner(AbstractPreconditioner):
@@ -61,7 +74,7 @@ class FixedPreconditioner(AbstractPreconditioner):
     adaptive: ClassVar[bool] = False
 
     def __check_init__(self) -> None:
-        require_positive("FixedPreconditioner scale", self.scale, "it multiplies the step size.")
+        _require_scale("FixedPreconditioner scale", self.scale)
 
     def init(self, particles: Particles) -> Parameters:
         return _fitted("FixedPreconditioner scale", self.scale, jax.tree.map(lambda leaf: leaf[0], particles))
@@ -103,7 +116,7 @@ class RMSPreconditioner(AbstractPreconditioner):
 
     def __check_init__(self) -> None:
         require_positive("RMSPreconditioner 1 − decay", 1 - self.decay, "0.99 averages over 100 steps.")
-        require_positive("RMSPreconditioner scale", self.scale, "it multiplies the step size.")
+        _require_scale("RMSPreconditioner scale", self.scale)
 
     def init(self, particles: Particles) -> Parameters:
         memory = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), particles)

@@ -242,7 +242,8 @@ class WassersteinFlow(AbstractFlow):
         dᵢ² = 4S/b, with S the variance over cases; drawing b of n cases without replacement makes C = S/b·(1
         − b/n).
 
-        `momentum_heat` η·β/(1 − β)·tr(gE[ff])/(Jτ), f the drift: at stationarity E[ff]/τ is the curvature.
+        `momentum_heat` h with h(1 + h) = η·β/(1 − β)·tr(gE[ff])/(Jτ), f the drift: E[ff]/τ is the curvature
+        times 1 + h.
         """
         halves = split_in_half(batch)
         if halves is None and self.momentum is None:
@@ -262,8 +263,8 @@ class WassersteinFlow(AbstractFlow):
             difference = _product(g, *(subtract(first, second),) * 2)
             found["batch_noise"] = unit * difference * (1 - sampled_share) / 8
         if self.momentum is not None:
-            heat = unit * self.momentum / (1 - self.momentum)
-            found["momentum_heat"] = heat * _product(g, gradient, gradient)
+            heat = unit * self.momentum / (1 - self.momentum) * _product(g, gradient, gradient)
+            found["momentum_heat"] = (jnp.sqrt(1 + 4 * heat) - 1) / 2
         return found
 
     def _diagonal_after(self, state: ParticleState, gradient: Particles) -> Parameters | None:

@@ -5,6 +5,7 @@ A likelihood is any function outputs ↦ NumPyro distribution; those here also s
 
 import abc
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -18,11 +19,15 @@ from numpyro.distributions.discrete import BernoulliLogits, CategoricalLogits, C
 
 from measureflow.core.pytrees import Parameters, shown_shapes, strong, weighted_mean
 from measureflow.core.showing import one_line
-from measureflow.core.validation import positive_number, require_count, require_positive
+from measureflow.core.validation import positive_number, require_count, require_positive, require_real
+from measureflow.networks.counts import PrecisePoisson
 from measureflow.networks.network import Network
+from measureflow.networks.validation import require_likelihood, require_network
 
 # Beyond exp(± this), float32 cannot tell a count from its neighbours.
 _LARGEST_LOG_MEAN = 20.0
+#: The largest mean of a count: larger ones are not predicted.
+LARGEST_MEAN = math.exp(_LARGEST_LOG_MEAN)
 # What keeps Student's variance, and the concentration of counts, finite and positive in float32.
 _MARGIN = 1e-3
 
@@ -164,8 +169,7 @@ class Categorical(AbstractLikelihood):
 class Poisson(AbstractLikelihood):
     """Poisson(exp(o₁)): counts 0, 1, 2, … whose variance is their mean.
 
-    o₁ is clipped to ±20, means from 10⁻⁹ to 5·10⁸: only a diverging run goes beyond. In float32 log p
-    of a count y is rounded at about 10⁻⁷·y log y.
+    o₁ is clipped to ±20, means from 10⁻⁹ to 5·10⁸: only a diverging run goes beyond.
     """
 
     @property
@@ -173,7 +177,7 @@ class Poisson(AbstractLikelihood):
         return 1
 
     def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
-        return dist.Poisson(_mean_count(outputs[..., 0]))
+        return PrecisePoisson(_mean_count(outputs[..., 0]))
 
 
 class NegativeBinomial(AbstractLikelihood):
@@ -224,7 +228,8 @@ class NegativeLogLikelihood(eqx.Module):
 
     A batch is (inputs, targets) or (inputs, targets, weights), weights 1 where there are none. The sum is
     divided by n, not by Σᵢ wᵢ: so batches are unbiased, and weights of mean 1 leave the scale of ℓ as it is.
-    Targets have shape (rows,), or (rows, targets) where the distribution has several.
+    Targets have shape (rows,), or (rows, targets) where the distribution has several. A class or a count that
+    is none (a label of K or more, −1, 0.5) makes the loss NaN, and a run raises; so does a weight < 0.
     """
 
     network: Network
@@ -243,7 +248,12 @@ class NegativeLogLikelihood(eqx.Module):
     def log_likelihood(self, theta: Parameters, batch: PyTree) -> Float[Array, " rows"]:
         """log p(yᵢ | f_θ(xᵢ)) of every row."""
         distribution, values = self.predicted(theta, batch)
-        return distribution.log_prob(values)
+        densities = jnp.asarray(distribution.log_prob(values))
+        if not distribution.is_discrete:
+            return densities
+        # A class or a count that there is not would be taken for another one.
+        support: Any = distribution.support
+        return jnp.where(support(values), densities, jnp.nan)
 
     def case_weights(self, batch: PyTree) -> Float[Array, " rows"] | None:
         """The weights of a batch; None where it has none."""
@@ -289,21 +299,6 @@ class MeanSquaredError(eqx.Module):
         return weighted_mean(jnp.sum(squares, axis=1), weights)
 
 
-def require_network(network: Any) -> None:
-    """`network` has a method apply(θ, inputs)."""
-    if not callable(getattr(network, "apply", None)):
-        raise TypeError(f"network must be a Network, got {network!r}; pass Network(init, apply).")
-
-
-def require_likelihood(likelihood: Any) -> None:
-    """`likelihood` is a function outputs ↦ distribution, not one of its own class or a distribution."""
-    if not callable(likelihood) or isinstance(likelihood, type | Distribution):
-        raise TypeError(
-            f"likelihood must be a function outputs ↦ distribution, got {likelihood!r}; pass "
-            "Heteroscedastic(), or lambda outputs: numpyro.distributions.Normal(outputs[..., 0], 1.0)."
-        )
-
-
 def _unpacked(batch: PyTree) -> tuple[PyTree, Shaped[Array, "rows ..."], Float[Array, " rows"] | None]:
     """Inputs, targets, and weights or None."""
     if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
@@ -312,7 +307,7 @@ def _unpacked(batch: PyTree) -> tuple[PyTree, Shaped[Array, "rows ..."], Float[A
             "pass data=(X, y)."
         )
     inputs, targets, weights = (*batch, None)[:3]
-    targets = jnp.asarray(targets)
+    targets = jnp.asarray(require_real("targets", targets))
     if weights is None:
         return inputs, targets, None
     weights = strong(weights)
@@ -321,7 +316,8 @@ def _unpacked(batch: PyTree) -> tuple[PyTree, Shaped[Array, "rows ..."], Float[A
             f"weights have shape {weights.shape}, but there are targets of shape {targets.shape}; pass one "
             "weight per row."
         )
-    return inputs, targets, weights
+    # A negative weight would reward mistakes.
+    return inputs, targets, jnp.where(weights >= 0, weights, jnp.nan)
 
 
 def _as_floats(targets: Shaped[Array, "..."], outputs: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -346,7 +342,11 @@ def _as_values(
 def _rescaled(
     distribution: Distribution, location: Float[Array, "..."], scale: Float[Array, "..."]
 ) -> Distribution:
-    raise TypeError(
+    raise _without_units(distribution)
+
+
+def _without_units(distribution: Distribution) -> TypeError:
+    return TypeError(
         f"the law of location + scale·Y is not known for {type(distribution).__name__}; only Normal and "
         "StudentT can be rescaled: leave location and scale out, and do not standardise the targets."
     )
@@ -375,6 +375,22 @@ def _rescaled_events(
     return _rescaled(distribution.base_dist, location, scale).to_event(distribution.reinterpreted_batch_ndims)
 
 
+def require_rescalable(distribution: Distribution, location: Any, scale: Any) -> None:
+    """location + scale·Y is known: Y is Normal or StudentT, or several of them, and `location` and `scale`
+    are numbers, or one per target."""
+    base = distribution
+    while isinstance(base, dist.Independent):
+        base = base.base_dist
+    if not isinstance(base, dist.Normal | dist.StudentT):
+        raise _without_units(base)
+    for name, value in (("location", location), ("scale", scale)):
+        if jnp.shape(value) not in ((), distribution.event_shape):
+            raise ValueError(
+                f"{name} has shape {jnp.shape(value)}, but an event of the distribution "
+                f"{distribution.event_shape}; pass one number, or one per target."
+            )
+
+
 def rescaled(distribution: Distribution, location: Any, scale: Any) -> Distribution:
     """The law of location + scale·Y, for Y Normal or StudentT, or several of them: so predictions for
     standardised targets get their units back. `location` and `scale` are numbers, or have the shape of an
@@ -384,12 +400,7 @@ def rescaled(distribution: Distribution, location: Any, scale: Any) -> Distribut
     whole = distribution.batch_shape + distribution.event_shape
     per_target = (1,) * len(distribution.batch_shape) + distribution.event_shape
     per_case = location.ndim == len(whole) and _broadcasts(location.shape, whole)
-    for name, value in (("location", location), ("scale", scale)):
-        if value.shape not in ((), distribution.event_shape) and not (name == "location" and per_case):
-            raise ValueError(
-                f"{name} has shape {value.shape}, but an event of the distribution "
-                f"{distribution.event_shape}; pass one number, or one per target."
-            )
+    require_rescalable(distribution, 0.0 if per_case else location, scale)
     location = location if per_case else jnp.broadcast_to(location, per_target)
     return _rescaled(distribution, location, jnp.broadcast_to(scale, per_target))
 

@@ -12,7 +12,13 @@ from jaxtyping import Array, ArrayLike, Float, Key, PyTree
 
 from measureflow.core.pytrees import Parameters, Particles, shown_shapes, strong_tree
 from measureflow.core.showing import counted, or_fields
-from measureflow.core.validation import positive_number, require_count, require_leading_axis, typed_key
+from measureflow.core.validation import (
+    positive_number,
+    require_count,
+    require_leading_axis,
+    require_representable,
+    typed_key,
+)
 from measureflow.spaces.measures import Gaussian
 
 # By name: JAX's own functions do not pickle.
@@ -237,7 +243,7 @@ class RowsOfOutputs(eqx.Module):
     function: Callable
 
     def __call__(self, theta: Parameters, inputs: PyTree) -> Float[Array, "rows outputs"]:
-        outputs = self.function(theta, inputs)
+        outputs = self.function(theta, require_representable("inputs", inputs))
         if not hasattr(outputs, "shape"):
             raise TypeError(
                 f"apply must return one array (rows, outputs), got {type(outputs).__name__}; join several "
@@ -492,7 +498,8 @@ def _no_flax(route: str) -> ImportError:
 
 
 def _batch(inputs: PyTree) -> PyTree:
-    return jax.tree.map(jnp.asarray, require_leading_axis("inputs", inputs, "row"))
+    inputs = require_representable("inputs", require_leading_axis("inputs", inputs, "row"))
+    return jax.tree.map(jnp.asarray, inputs)
 
 
 # Compiled, so that weights, which are not looked at, are never drawn.

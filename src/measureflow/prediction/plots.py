@@ -10,6 +10,7 @@ from numpyro.distributions import Distribution
 from measureflow.core.validation import require_count
 from measureflow.prediction import metrics
 from measureflow.prediction.colours import COLOURS
+from measureflow.prediction.labels import class_numbers
 
 
 def reliability_plot(
@@ -20,6 +21,7 @@ def reliability_plot(
     label: str | None = None,
     colour: str = COLOURS["DLE"],
     bins: int = 15,
+    classes: Any = None,
 ) -> None:
     """What was predicted against what was observed: the diagonal is calibration.
 
@@ -27,6 +29,7 @@ def reliability_plot(
     predictions start above the diagonal and end below it. Of an array of class probabilities, with labels as
     targets: the share of right answers against confidence, the probability of the most probable class, in
     `bins` bins of equal width; overconfident predictions lie below the diagonal. Grey columns count the rows.
+    `classes` are the names of the labels, as in `metrics`.
 
     The grey band is where 95% of calibrated predictions would be, at each level or bin by itself, if targets
     are independent. A second call on the same axis adds predictions, to compare; band and counts stay
@@ -36,7 +39,9 @@ def reliability_plot(
     if isinstance(predictions, Distribution):
         _quantile_reliability(axis, predictions, targets, label, colour, first)
     else:
-        _confidence_reliability(axis, predictions, targets, label, colour, first, bins)
+        columns = np.shape(predictions)
+        numbers = targets if len(columns) != 2 else class_numbers(targets, columns, classes)
+        _confidence_reliability(axis, predictions, numbers, label, colour, first, bins)
     if first:
         axis.plot([0, 1], [0, 1], color="0.35", linewidth=0.9, linestyle="--", zorder=1.5)
         axis.set(xlim=(0, 1), ylim=(0, 1), xticks=np.linspace(0, 1, 6), yticks=np.linspace(0, 1, 6))

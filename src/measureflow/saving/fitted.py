@@ -77,13 +77,7 @@ def _describe_estimator(estimator: Any) -> tuple[str, dict[str, Any]]:
         settings["random_state"] = None
     # The devices of a mesh belong to this process.
     del settings["mesh"]
-    # Its keys are pairs.
-    fitted["validation_scores_"] = tuple(fitted["validation_scores_"].items())
     return kind, {"settings": settings, "fitted": fitted}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def _require_settings(estimator: Any) -> None:
@@ -126,9 +120,7 @@ def _require_fitted(estimator: Any) -> None:
         positive_number(name, getattr(estimator, name), "")
     require(not isinstance(estimator.n_iter_, bool), "n_iter_ is a truth value")
     require_count("n_iter_", estimator.n_iter_, 0, "")
-    scores = estimator.validation_scores_
-    require(isinstance(scores, tuple) and all(map(_is_score, scores)), "validation_scores_ are no scores")
-    estimator.validation_scores_ = dict(scores)
+    require(_are_scores(estimator.validation_scores_), "validation_scores_ are no scores")
     require(isinstance(estimator.network_, Network), "network_ is no network")
     require(isinstance(estimator.particles_, list | dict), "particles_ are none")
     leaves = jax.tree.leaves(estimator.particles_)
@@ -140,9 +132,13 @@ def _require_fitted(estimator: Any) -> None:
     require(kind == "Network.mlp" and fields["sizes"][0] == features, "network_ has not these features")
 
 
-def _is_score(entry: Any) -> bool:
-    pair = isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], tuple) and len(entry[0]) == 2
-    return pair and _is_number(entry[1]) and all(map(_is_number, entry[0]))
+def _are_scores(table: Any) -> bool:
+    """One number of each kind for every candidate."""
+    if not isinstance(table, dict) or set(table) != {"prior_weight", "share_of_steps", "log_density"}:
+        return False
+    columns = table.values()
+    floats = all(isinstance(column, np.ndarray) and column.dtype == np.float64 for column in columns)
+    return floats and len({np.shape(column) for column in columns}) == 1 and np.ndim(next(iter(columns))) == 1
 
 
 def _require_targets(estimator: Any) -> None:

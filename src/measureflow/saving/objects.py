@@ -308,9 +308,10 @@ def _predictive(network: Any, likelihood: Any, particles: Any, location: Any, sc
     require_floats("particles", particles)
     numbers = {"location": location, "scale": scale, "spread": spread}
     for name, value in numbers.items():
-        if value is not None:
-            require_floats(name, value)
-            require(isinstance(value, jax.Array), f"{name} is no array")
+        # Units are kept in NumPy's double precision.
+        kinds = jax.Array if name == "spread" else jax.Array | np.ndarray
+        floats = isinstance(value, kinds) and jnp.issubdtype(value.dtype, jnp.floating)
+        require(value is None or floats, f"{name} is no array of floating-point numbers")
     if isinstance(network, Network):
         require_fit(network, particles)
         require_outputs(network, likelihood)

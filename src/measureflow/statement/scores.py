@@ -194,7 +194,8 @@ class Laws(eqx.Module):
                 "mf.LogScore(loss), which takes any law."
             )
         shape = law.batch_shape + law.event_shape
-        return tuple(jnp.broadcast_to(x, shape).reshape(shape[0], -1) for x in (location, deviation))
+        rows = [jnp.broadcast_to(x, shape).reshape(shape[0], -1) for x in (location, deviation)]
+        return rows[0], rows[1]
 
     def targets(self, theta: Parameters) -> Float[Array, " cases k"]:
         law, targets = self.predicted(theta)

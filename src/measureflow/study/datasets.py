@@ -45,6 +45,10 @@ _LAYOUT = (
 _log = logging.getLogger(__name__)
 
 
+class DataError(ValueError):
+    """Files of a set that cannot be what they should be; the message names the file."""
+
+
 class RegressionSet(NamedTuple):
     """Inputs, targets, and for each split the rows to train and to test on."""
 
@@ -74,7 +78,11 @@ def load_uci(name: str, *, progress: bool = False) -> RegressionSet:
     """
     if name not in NAMES:
         raise ValueError(f"unknown data set {name!r}; known are {', '.join(NAMES)}.")
-    return _read(_local(NAMES[name]) or _cached(NAMES[name], progress))
+    folder = _local(NAMES[name]) or _cached(NAMES[name], progress)
+    try:
+        return _read(folder)
+    except ValueError as error:
+        raise DataError(str(error)) from error
 
 
 def load_example(name: str) -> Example:
@@ -256,6 +264,9 @@ def _indices(path: Path, size: int, what: str) -> Int64[np.ndarray, " n"]:
     outside = (indices < 0) | (indices >= size)
     if np.any(outside):
         raise ValueError(f"{path} names {what} from 0 to {size - 1}, got {indices[outside][0]}.")
+    values, counts = np.unique(indices, return_counts=True)
+    if np.any(counts > 1):
+        raise ValueError(f"{path} names each of some {what} once, got {values[counts > 1][0]} twice.")
     return indices
 
 

@@ -59,8 +59,9 @@ def run_uci(
     """Fit and score every method on every set, all splits of a set as one program."""
     from measureflow.tables.estimators import EnsembleRegressor, cross_validate
 
-    for name in sets:
-        data = load_uci(name, progress=progress)
+    # All of them first: a set that is missing should not be noticed after hours.
+    loaded = {name: load_uci(name, progress=progress) for name in sets}
+    for name, data in loaded.items():
         for method in methods:
             began = time.perf_counter()
             estimator = EnsembleRegressor(method, random_state=seed, verbose=int(progress))

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from numpyro.distributions import Distribution
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone, is_classifier
 from sklearn.model_selection import check_cv
-from sklearn.utils import Tags, check_random_state
+from sklearn.utils import Tags, check_consistent_length, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
@@ -26,6 +26,7 @@ from measureflow.prediction.predictive import Mixture, Predictive
 from measureflow.saving.container import PathLike
 from measureflow.saving.documents import save
 from measureflow.tables.recipe import METHODS, Ensembles, Recipe, Table, Trainer, batch_size_for, steps_for
+from measureflow.tables.scaling import moments, standardised
 
 # In units of the targets' standard deviation: noise below this is not believed.
 _SMALLEST_SCALE = 1e-3
@@ -35,8 +36,8 @@ _NOISE = {
     "student_t": likelihoods.StudentT,
 }
 _COUNTS = {"poisson": likelihoods.Poisson, "negative_binomial": likelihoods.NegativeBinomial}
-# Standardised inputs stay finite numbers in single precision.
-_FARTHEST = 1e6
+# Of the sum n of all weights, 1/n is the prior's weight: a number in single precision.
+_WEIGHTS = (1e-30, 1e30)
 
 Own = TypeVar("Own", bound="AbstractEnsemble")
 
@@ -103,15 +104,23 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         if not weights.any():
             raise ValueError("sample_weight is zero for every row; give some rows a weight > 0.")
+        with np.errstate(over="ignore"):
+            total = weights.sum()
+        if not _WEIGHTS[0] < total < _WEIGHTS[1]:
+            raise ValueError(
+                f"sample_weight sums to {total:.3g}, but a row of weight k counts as k equal rows; divide it "
+                "by its mean."
+            )
         X, y, weights = X[weights > 0], y[weights > 0], weights[weights > 0]
         if again:
             self._require_unchanged()
         else:
-            self.input_mean_, self.input_scale_ = _moments(X, weights)
+            names = getattr(self, "feature_names_in_", None)
+            self.input_mean_, self.input_scale_ = moments("X", X, weights, names)
             self._set_targets(y, weights)
             hidden = (50,) if len(X) <= 20_000 else (100,)
             self.network_, self.likelihood_ = self._network(hidden if self.hidden is None else self.hidden)
-        inputs = _standardised(X, self.input_mean_, self.input_scale_)
+        inputs = standardised(X, self.input_mean_, self.input_scale_)
         return Table.of(inputs, self._encoded(y), weights)
 
     def _goes_on(self) -> bool:
@@ -150,6 +159,11 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         positive_number("step_size", self.step_size, "0.01 is a start.")
         if self.prior_weight is not None:
             positive_number("prior_weight", self.prior_weight, "1 is the Bayes posterior; None chooses it.")
+        if self.method == "FD-GVI" and self.particles == 1 and self._goes_on():
+            raise ValueError(
+                "warm_start with method='FD-GVI' goes on from the Gaussian of the last fit's particles, and "
+                "particles=1 has no spread; begin anew with warm_start=False, and more particles."
+            )
         if self.mesh is not None:
             require_mesh(self.mesh, self.particles)
             if self.method == "FD-GVI":
@@ -227,7 +241,12 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         self.n_iter_ = ensembles.steps[index]
         if not again:
             self.spread_ = ensembles.spreads[index]
-        self.validation_scores_ = {tuple(c): score for c, score in ensembles.scores[index].items()}
+        tried = ensembles.scores[index]
+        self.validation_scores_ = {
+            "prior_weight": np.array([candidate.prior_weight for candidate in tried]),
+            "share_of_steps": np.array([candidate.steps for candidate in tried]),
+            "log_density": np.array(list(tried.values())),
+        }
 
     def _predictive(self, location: Any = None, scale: Any = None) -> Predictive:
         particles = jax.tree.map(jnp.asarray, self.particles_)
@@ -243,16 +262,23 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
     def _rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "particles_")
         X = validate_data(self, X, reset=False, dtype=np.float64)
-        return _standardised(X, self.input_mean_, self.input_scale_)
+        return standardised(X, self.input_mean_, self.input_scale_)
 
     def predict_dist(self, X: Any) -> Mixture:
-        """p(y | x) for every row: the mixture over particles, a NumPyro distribution in single precision."""
+        """p(y | x) for every row: the mixture over particles, a NumPyro distribution.
+
+        It is computed in single precision, in standardised units; its numbers in the units of the targets are
+        float64 of NumPy."""
         rows = self._rows(X)
         return self._predictive(*self._units())(rows)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The devices of a mesh belong to this process.
-        return cast(dict, super().__getstate__()) | {"mesh": None}
+        # The devices of a mesh belong to this process, and so do arrays of JAX, which not all can write.
+        state = cast(dict, super().__getstate__()) | {"mesh": None}
+        return state | _moved(np.asarray, state)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state | _moved(jnp.asarray, state))
 
     def save(self, path: PathLike, *, force: bool = False) -> None:
         """Write the fitted estimator to one file, for `mf.load`: see `mf.save`."""
@@ -276,9 +302,10 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     to know n. The particles are trained on the devices of a `mesh` with an axis "particles", if one is given;
     it is not pickled or saved.
 
-    Fitted: `particles_`, `network_`, `likelihood_`, `prior_weight_`, `spread_`, `n_iter_` (steps taken),
-    `validation_scores_` (mean held-out log density of each (prior weight, share of steps) tried, in units of
-    standardised targets).
+    Fitted: `particles_`, `network_`, `likelihood_`, `prior_weight_`, `spread_`, `n_iter_` (steps taken), and
+    `validation_scores_`: arrays `prior_weight`, `share_of_steps` and `log_density` with one entry for each
+    candidate, the last its mean on held-out rows, in units of standardised targets; empty where none was
+    chosen.
     """
 
     def __init__(
@@ -336,7 +363,9 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         """The ends of the central interval that holds the target with probability `coverage`."""
         if not 0 < coverage < 1:
             raise ValueError(f"coverage must be between 0 and 1, got {coverage}; 0.9 is usual.")
-        low, high = self._map(eqx.Partial(_interval, jnp.asarray(coverage, jnp.float32)), X)
+        # Of 1 − coverage, single precision keeps the digits that coverage has lost.
+        tail = jnp.asarray((1 - float(coverage)) / 2, jnp.float32)
+        low, high = self._map(eqx.Partial(_interval, tail), X)
         return self._in_units(low), self._in_units(high)
 
     def _validated(self, X: Any, y: Any, again: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -355,11 +384,17 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
             raise ValueError(
                 f"y must hold counts 0, 1, 2, … for likelihood={self.likelihood!r}, got {bad}; use another."
             )
+        if self.likelihood in _COUNTS and np.max(y) > likelihoods.LARGEST_MEAN:
+            raise ValueError(
+                f"y holds {np.max(y):.3g}, but likelihood={self.likelihood!r} has means up to "
+                f"{likelihoods.LARGEST_MEAN:.2g}; count in larger units, such as thousands, or use "
+                "likelihood='heteroscedastic'."
+            )
         return X, y
 
     def _set_targets(self, y: np.ndarray, weights: np.ndarray) -> None:
         self.target_shape_ = y.shape[1:]
-        self.target_mean_, self.target_scale_ = _moments(y, weights)
+        self.target_mean_, self.target_scale_ = moments("y", y, weights)
 
     def _targets(self) -> int:
         return self.target_shape_[0] if self.target_shape_ else 1
@@ -380,7 +415,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     def _units(self) -> tuple[Any, Any]:
         if self.likelihood in _COUNTS:
             return None, None
-        location, scale = (np.asarray(v, np.float32) for v in (self.target_mean_, self.target_scale_))
+        location, scale = self.target_mean_, self.target_scale_
         return (location, scale) if self._targets() > 1 else (location.reshape(()), scale.reshape(()))
 
     def _encoded(self, y: np.ndarray) -> np.ndarray:
@@ -401,8 +436,47 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     """Classification by an ensemble of networks that is a measure: probabilities that know what they do not.
 
     Settings and fitted names are those of `EnsembleRegressor`, without `likelihood`, which is categorical;
-    and `classes_`. `predict_dist(X).mutual_information()` tells inputs on which the particles disagree.
+    and `classes_`. `predict_dist(X).mutual_information()` tells inputs on which the particles disagree. For
+    classes of unequal weight, pass `fit` a `sample_weight`, as of
+    `sklearn.utils.class_weight.compute_sample_weight`.
     """
+
+    def __init__(
+        self,
+        method: str = "DRLE",
+        *,
+        particles: int = 20,
+        hidden: Sequence[int] | None = None,
+        activation: str = "relu+tanh",
+        prior_weight: float | None = None,
+        mmd: float = 0.5,
+        steps: int | None = None,
+        batch_size: int | None = None,
+        step_size: float = 0.01,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        warm_start: bool = False,
+        random_state: Any = None,
+        verbose: int = 0,
+        mesh: Mesh | None = None,
+    ):
+        super().__init__(
+            method,
+            particles=particles,
+            hidden=hidden,
+            activation=activation,
+            prior_weight=prior_weight,
+            mmd=mmd,
+            steps=steps,
+            batch_size=batch_size,
+            step_size=step_size,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            warm_start=warm_start,
+            random_state=random_state,
+            verbose=verbose,
+            mesh=mesh,
+        )
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class."""
@@ -416,8 +490,15 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
 
     def _validated(self, X: Any, y: Any, again: bool) -> tuple[np.ndarray, np.ndarray]:
         X, y = validate_data(self, X, y, reset=not again, dtype=np.float64)
+        try:
+            classes = np.unique(y)
+        except TypeError:
+            kinds = ", ".join(sorted({type(label).__name__ for label in y}))
+            raise ValueError(
+                f"y must hold labels of one type, got {kinds}; drop rows without a label, and turn the "
+                "others into text with astype(str)."
+            ) from None
         check_classification_targets(y)
-        classes = np.unique(y)
         if len(classes) < 2:
             raise ValueError(f"y holds one class only, got {classes!r}; classification needs at least two.")
         if again and not np.isin(classes, self.classes_).all():
@@ -428,7 +509,13 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         return X, y
 
     def _set_targets(self, y: np.ndarray, weights: np.ndarray) -> None:
-        self.classes_ = np.unique(y)
+        classes = np.unique(y)
+        if len(classes) < 2:
+            raise ValueError(
+                f"sample_weight is 0 for every row but those of class {classes.tolist()[0]!r}, and "
+                "classification needs two classes or more; give rows of another class a weight > 0."
+            )
+        self.classes_ = classes
 
     def _likelihood(self) -> tuple[Callable, int, int]:
         return likelihoods.Categorical(classes=len(self.classes_)), len(self.classes_), 0
@@ -476,7 +563,10 @@ def cross_validate(
             f"estimator must be an EnsembleRegressor or EnsembleClassifier, got {type(estimator).__name__}; "
             "for others, pipelines included, use sklearn.model_selection.cross_validate."
         )
+    if not 0 < coverage < 1:
+        raise ValueError(f"coverage must be between 0 and 1, got {coverage}; 0.9 is usual.")
     X, y = (part if hasattr(part, "shape") else np.asarray(part) for part in (X, y))
+    check_consistent_length(X, y, sample_weight)
     splitter: Any = check_cv(cv, y, classifier=is_classifier(estimator))
     splits = list(splitter.split(X, y))
     fitted = [cast(Any, clone(estimator)) for _ in splits]
@@ -484,8 +574,8 @@ def cross_validate(
     for one, (train, _) in zip(fitted, splits, strict=True):
         weight = None if sample_weight is None else np.asarray(sample_weight)[train]
         tables.append(one._prepare(_rows_of(X, train), _rows_of(y, train), weight))
-    if is_classifier(estimator) and len({tuple(one.classes_) for one in fitted}) > 1:
-        raise ValueError("cv gives splits whose training rows have different classes; stratify them.")
+    if is_classifier(estimator):
+        _require_same_classes(fitted, [np.asarray(_rows_of(y, test)) for _, test in splits])
     for group, theirs in _alike(fitted, tables):
         group[0]._learn(group, theirs)
     rows = [
@@ -494,6 +584,18 @@ def cross_validate(
     ]
     table: dict[str, Any] = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     return table | ({"estimator": fitted} if return_estimator else {})
+
+
+def _require_same_classes(fitted: list[Any], tested: list[np.ndarray]) -> None:
+    """Of all training rows, and of the rows that are to be scored."""
+    if len({tuple(one.classes_) for one in fitted}) > 1:
+        raise ValueError("cv gives splits whose training rows have different classes; stratify them.")
+    for one, labels in zip(fitted, tested, strict=True):
+        if not np.isin(labels, one.classes_).all():
+            raise ValueError(
+                f"cv gives a split whose test rows have classes {np.unique(labels)!r}, but its training rows "
+                f"{one.classes_!r}; stratify it."
+            )
 
 
 def _alike(estimators: list[Any], tables: list[Table]) -> list[tuple[list[Any], list[Table]]]:
@@ -515,11 +617,6 @@ def _alike(estimators: list[Any], tables: list[Table]) -> list[tuple[list[Any], 
 def _scores(estimator: Any, X: Any, y: np.ndarray, coverage: float) -> dict[str, float]:
     distribution = estimator.predict_dist(X)
     if is_classifier(estimator):
-        if not np.isin(y, estimator.classes_).all():
-            raise ValueError(
-                f"cv gives a split whose test rows have classes {np.unique(y)!r}, but its training rows "
-                f"{estimator.classes_!r}; stratify it."
-            )
         labels, probabilities = np.searchsorted(estimator.classes_, y), estimator.predict_proba(X)
         return {
             "negative_log_likelihood": metrics.negative_log_likelihood(distribution, labels),
@@ -527,7 +624,7 @@ def _scores(estimator: Any, X: Any, y: np.ndarray, coverage: float) -> dict[str,
             "brier_score": metrics.brier_score(probabilities, labels),
             "expected_calibration_error": metrics.expected_calibration_error(probabilities, labels),
         }
-    low, high = estimator.predict_interval(X, coverage)
+    low, high, y = *estimator.predict_interval(X, coverage), np.asarray(y, np.float64)
     targets = y.reshape(len(y), -1) if estimator._targets() > 1 else y.reshape(len(y))
     marginals = distribution if estimator._targets() == 1 else distribution.marginals
     scores = {
@@ -544,19 +641,6 @@ def _rows_of(table: Any, rows: np.ndarray) -> Any:
     return table.iloc[rows] if hasattr(table, "iloc") else table[rows]
 
 
-def _moments(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weighted mean and standard deviation of every column; 1 for one that does not vary."""
-    mean = np.asarray(np.average(values, axis=0, weights=weights))
-    deviation = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weights))
-    # Rounding leaves a constant column a little deviation.
-    varies = deviation > 1e-12 * np.abs(mean)
-    return mean, np.where(varies & np.isfinite(deviation), deviation, 1.0)
-
-
-def _standardised(values: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    return np.clip((values - mean) / scale, -_FARTHEST, _FARTHEST).astype(np.float32)
-
-
 def _held_out(table: Table, fraction: float, rng: np.random.RandomState) -> tuple[Table, Table]:
     """What is left to train on, and `fraction` of the rows."""
     rows = len(table.weights)
@@ -567,6 +651,12 @@ def _held_out(table: Table, fraction: float, rng: np.random.RandomState) -> tupl
         )
     order = rng.permutation(rows)
     return table.rows(order[number:]), table.rows(order[:number])
+
+
+def _moved(place: Callable, state: dict[str, Any]) -> dict[str, Any]:
+    """Network and likelihood of a fitted estimator, with the arrays of another library."""
+    functions = {name: state[name] for name in ("network_", "likelihood_") if name in state}
+    return jax.tree.map(lambda leaf: place(leaf) if eqx.is_array(leaf) else leaf, functions)
 
 
 # Functions of a block's mixture: named, so that each is one program.
@@ -580,8 +670,8 @@ def _mean_and_deviation(mixture: Mixture) -> Any:
     return mixture.mean, jnp.sqrt(mixture.variance)
 
 
-def _interval(coverage: jax.Array, mixture: Mixture) -> Any:
-    return (mixture.marginals if mixture.event_shape else mixture).interval(coverage)
+def _interval(tail: jax.Array, mixture: Mixture) -> Any:
+    return (mixture.marginals if mixture.event_shape else mixture).between_tails(tail)
 
 
 def _probabilities(mixture: Mixture) -> Any:
