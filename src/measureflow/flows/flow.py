@@ -36,11 +36,31 @@ class AbstractFlow(eqx.Module):
 
     @abc.abstractmethod
     def init(self, problem: Problem, initial: Any) -> Any:
-        """The state at step 0."""
+        """The state at step 0.
+
+        Parameters
+        ----------
+        problem
+            What is minimised.
+        initial
+            What the user passed to `solve`: particles, or whatever else this flow begins from.
+        """
 
     @abc.abstractmethod
     def step(self, problem: Problem, state: Any, batch: PyTree, key: Key[Array, ""]) -> Any:
-        """One step, on the batch of this step (None where there is no data)."""
+        """The state after one more step: a pure function, compiled.
+
+        Parameters
+        ----------
+        problem
+            What is minimised: `problem.free_energy(batch)` has its V, W, τ and rest.
+        state
+            The state before the step.
+        batch
+            The batch of this step; None where there is no data.
+        key
+            The key of the run where the state has a field `step`, else one of this step alone.
+        """
 
     @abc.abstractmethod
     def measure(self, state: Any) -> AbstractMeasure:

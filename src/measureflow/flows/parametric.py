@@ -67,7 +67,17 @@ class FullRankGaussian(AbstractFamily):
 
 
 class ParametricState(eqx.Module):
-    """ν, the number of steps taken, and what the optimiser remembers."""
+    """The state of a `ParametricFlow`.
+
+    Parameters
+    ----------
+    parameters
+        ν.
+    step
+        The number of steps taken.
+    memory
+        What the optimiser remembers.
+    """
 
     parameters: PyTree
     step: Int[Array, ""]

@@ -37,7 +37,19 @@ from measureflow.statement.problem import Problem
 
 
 class ParticleState(eqx.Module):
-    """Particles, the number of steps taken, and what optimiser, or preconditioner and momentum, remember."""
+    """The state of a `WassersteinFlow`.
+
+    Parameters
+    ----------
+    particles
+        Where they are.
+    step
+        The number of steps taken.
+    memory
+        What the preconditioner or the optimiser remembers.
+    drift
+        The running mean of momentum.
+    """
 
     particles: Particles
     step: Int[Array, ""]

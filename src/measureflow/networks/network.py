@@ -40,11 +40,6 @@ _KAIMING = math.sqrt(2)
 class Network(eqx.Module):
     """θ ↦ f_θ: a network as a pure function of its parameters.
 
-    `init(key)` is one draw of θ from the network's own initialiser. `apply(θ, inputs)` takes a whole batch,
-    from (rows, ...) to (rows, outputs); one number per row, shape (rows,), becomes (rows, 1). `output_axis`
-    is the axis of a weight that counts its outputs: −1 for (..., in, out), as in Flax, or 0 for
-    (out, in, ...), as in Equinox. It decides the fan-in of `prior`.
-
     Any pair of functions will do, such as those of a Flax module whose call takes more than inputs:
 
         Network(lambda key: module.init(key, inputs)["params"],
@@ -52,6 +47,17 @@ class Network(eqx.Module):
 
     Build a network once: a new lambda is a new program. Those of `mlp` with equal arguments are equal, and
     pickle; others pickle if their functions do.
+
+    Parameters
+    ----------
+    init
+        A function of a key: one draw of θ from the network's own initialiser.
+    apply
+        A function of (θ, inputs) that takes a whole batch, from (rows, ...) to (rows, outputs); one
+        number per row, shape (rows,), becomes (rows, 1).
+    output_axis
+        The axis of a weight that counts its outputs: −1 for (..., in, out), as in Flax, or 0 for (out,
+        in, ...), as in Equinox. It decides the fan-in of `prior`.
     """
 
     init: Callable[[Key[Array, ""]], Parameters]
@@ -90,9 +96,19 @@ class Network(eqx.Module):
     ) -> "Network":
         """The multilayer perceptron: θ is a list with {"weight": (in, out), "bias": (out,)} for each layer.
 
-        It starts from weights N(0, 2/in) (He et al., 2015) and biases 0. `hidden=()` is a linear model.
-        Activations joined by +, as in "relu+tanh", share the units of every hidden layer: some functions are
-        made of edges, some are smooth, and most are both.
+        It starts from weights N(0, 2/in) (He et al., 2015) and biases 0.
+
+        Parameters
+        ----------
+        features
+            The number of columns of the inputs.
+        hidden
+            The widths of the hidden layers; () is a linear model.
+        outputs
+            The number of outputs.
+        activation
+            The name of an activation. Several joined by +, as in "relu+tanh", share the units of every
+            hidden layer: some functions are made of edges, some are smooth, and most are both.
         """
         if not isinstance(hidden, Sequence) or isinstance(hidden, str):
             raise TypeError(f"hidden must be a sequence of layer widths, got {hidden!r}; pass hidden=(50,).")
@@ -173,7 +189,15 @@ class Network(eqx.Module):
         return cls(NnxInit(make), NnxApply(structure, rest))
 
     def sample(self, key: Key[Array, ""], n: int) -> Particles:
-        """n particles, each from the network's own initialiser: the initial measure Q₀."""
+        """n particles, each from the network's own initialiser: the initial measure Q₀.
+
+        Parameters
+        ----------
+        key
+            A JAX random key.
+        n
+            How many particles.
+        """
         n = require_count("n", n, 1, "it counts the particles.")
         return jax.vmap(self.init)(jax.random.split(typed_key(key), n))
 
@@ -190,6 +214,13 @@ class Network(eqx.Module):
         Only shapes and that one name are looked at. Where they say too little (tables of embeddings,
         attention's kernels with three axes, normalisation over several axes), state the `Gaussian` by
         hand; its `mean` and `scale` are pytrees like θ.
+
+        Parameters
+        ----------
+        weight
+            The factor of the weights: √2 is right for relu, 1 for tanh.
+        bias
+            The standard deviation of the biases.
         """
         weight = positive_number("weight", weight, "√2 is right for relu, 1 for tanh.")
         bias = positive_number("bias", bias, "it is a standard deviation.")
@@ -210,6 +241,11 @@ class Network(eqx.Module):
         Other spaces to repel in: the first layer of an `mlp`, `kernel.on(lambda theta: theta[0])`, and
         coordinates whitened by the prior, `kernel.on(mf.Whiten(prior))`. These two are affine, so that
         `mf.SquaredMMD(prior, ...)` has a closed form.
+
+        Parameters
+        ----------
+        inputs
+            A batch of inputs, the anchors.
         """
         return OutputsAt(self.apply, _batch(inputs))
 
@@ -220,6 +256,11 @@ class Network(eqx.Module):
 
         On a GPU or TPU `network.computed_in(jnp.bfloat16)` is faster for wide networks. Steps are taken in
         the precision of θ: a small one would be lost in bfloat16.
+
+        Parameters
+        ----------
+        dtype
+            A floating-point type, such as jnp.bfloat16.
         """
         dtype = jnp.dtype(dtype)
         if not jnp.issubdtype(dtype, jnp.floating):
@@ -232,6 +273,11 @@ class Network(eqx.Module):
             f_(θ, c)(x) = (f_θ(x), c),   parameters {"network": θ, "constants": c},   c = 0 at the start.
 
         So a likelihood gets a noise scale that all inputs share.
+
+        Parameters
+        ----------
+        count
+            How many.
         """
         count = require_count("count", count, 1, "without constants, use the network itself.")
         return Network(ConstantsInit(self.init, count), ConstantsApply(self.apply), self.output_axis)

@@ -104,6 +104,11 @@ class RandomBatches(AbstractInteractions):
 
     O(Np) kernel values instead of O(N²). The standard deviation of the force on one particle is about that
     of one pair's over √p.
+
+    Parameters
+    ----------
+    size
+        p, at least 2; it divides the number of particles.
     """
 
     size: int = eqx.field(converter=_batch_size, static=True)
@@ -156,6 +161,11 @@ class RandomFeatures(AbstractInteractions):
 
     is unbiased, for radial kernels. O(NM) operations; between devices only the 2M means are exchanged. The
     standard deviation of the force on one particle is about √(J/M) in units of the inverse lengthscale.
+
+    Parameters
+    ----------
+    count
+        M, the number of frequencies.
     """
 
     count: int = eqx.field(converter=_feature_count, static=True)

@@ -43,6 +43,15 @@ class Mixture(MixtureSameFamily):
 
     Transform functions that build a mixture with `jax.vmap`, not the mixture: NumPyro's distributions keep
     the shapes that they were made with.
+
+    Parameters
+    ----------
+    component_distribution
+        The laws that are mixed, particles as the last batch axis.
+    location, scale
+        Units: the mixture is the law of location + scale·Y. Numbers, or one per target.
+    validate_args
+        As in NumPyro.
     """
 
     pytree_data_fields = ("_units",)
@@ -218,9 +227,13 @@ class Mixture(MixtureSameFamily):
     def quantile(self, q: Any) -> Numbers:
         """The smallest y with P(Y ≤ y) ≥ q, by bisection; integers, too, are returned as floats.
 
-        q is a number, or a list of m levels, which gives m numbers for each row: shape (m, rows). Arrays with
-        more axes broadcast against `batch_shape`. q = 1 gives ∞ and q = 0 gives −∞, or 0 for counts; for
-        classes, the last and the first class.
+        q = 1 gives ∞ and q = 0 gives −∞, or 0 for counts; for classes, the last and the first class.
+
+        Parameters
+        ----------
+        q
+            A number, or a list of m levels, which gives m numbers for each row: shape (m, rows). Arrays
+            with more axes broadcast against `batch_shape`.
         """
         return self.icdf(self._listed(q))
 

@@ -39,15 +39,24 @@ BLOCK = 256
 class Predictive(eqx.Module):
     """x ↦ p(y | x) = (1/N) Σᵢ p(y | f_θᵢ(x)): the mixture over particles.
 
-    The likelihood may be any function outputs ↦ distribution that acts on the last axis of its argument.
-    Where targets were standardised, (y − location)/scale, give `location` and `scale`, and predictions are in
-    the units of y, in float64; these are numbers, or one number per target. `spread` widens the mixture about
-    its mean by a factor, as held-out rows may ask for. For a Gaussian measure, as FD-GVI returns
-    it, pass `measure.sample(key, n)`.
-
     Rows are evaluated in blocks of a fixed size, the last one filled up: one program for any number of rows,
     and what is predicted for a row does not depend on how many others are asked for. Within `jax.jit` or
     `jax.vmap`, where shapes are fixed anyway, all rows are one block.
+
+    Parameters
+    ----------
+    network
+        f_θ.
+    likelihood
+        outputs ↦ NumPyro distribution: any function that acts on the last axis of its argument.
+    particles
+        A pytree whose leaves share a leading axis. For a Gaussian measure, as FD-GVI returns it, pass
+        `measure.sample(key, n)`.
+    location, scale
+        Where targets were standardised, (y − location)/scale: numbers, or one per target. Predictions are
+        then in the units of y, in float64.
+    spread
+        A factor for the width of the mixture about its mean, as held-out rows may ask for.
     """
 
     network: Network

@@ -130,7 +130,16 @@ class CombinedEmbedding(eqx.Module):
 def kernel_mean_embedding(
     kernel: AbstractKernel, reference: AbstractMeasure
 ) -> Callable[[Parameters], Float[Array, ""]] | None:
-    """μ_P as a function of θ, or None where it is constant (a flat reference)."""
+    """μ_P(θ) = ∫ κ(θ, θ′) dP(θ′) as a function of θ, or None where it is constant (a flat reference). Raises
+    `NoClosedFormError` where there is no closed form.
+
+    Parameters
+    ----------
+    kernel
+        κ.
+    reference
+        P.
+    """
     if isinstance(reference, Flat):
         if not _integrates_to_a_constant(kernel):
             raise NoClosedFormError(

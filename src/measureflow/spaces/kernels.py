@@ -40,7 +40,13 @@ class AbstractKernel(eqx.Module):
         return one_line(self)
 
     def on(self, features: Callable[[Parameters], PyTree]) -> "PullBack":
-        """The kernel κ(f(θ), f(θ′)): repulsion in the space of features f."""
+        """The kernel κ(f(θ), f(θ′)): repulsion in the space of features f.
+
+        Parameters
+        ----------
+        features
+            f, a function of one θ with values in any pytree of arrays.
+        """
         return PullBack(self, features)
 
     def __add__(self, other: "AbstractKernel") -> "AbstractKernel":
@@ -101,7 +107,13 @@ def _lengthscale(kernel: str) -> Callable[[Any], Float[Array, ""]]:
 
 
 class SquaredExponential(AbstractRadialKernel):
-    """κ(x, y) = exp(−‖x − y‖² / (2σ²))."""
+    """κ(x, y) = exp(−‖x − y‖² / (2σ²)).
+
+    Parameters
+    ----------
+    lengthscale
+        σ > 0; see `median_heuristic`.
+    """
 
     lengthscale: Float[Array, ""] = eqx.field(converter=_lengthscale("SquaredExponential"))
 
@@ -121,6 +133,13 @@ class Matern(AbstractRadialKernel):
     """Matérn, with r = ‖x − y‖/σ:
 
     ν = ½: exp(−r);   ν = 3⁄2: (1 + √3 r) exp(−√3 r);   ν = 5⁄2: (1 + √5 r + 5r²/3) exp(−√5 r).
+
+    Parameters
+    ----------
+    nu
+        ν: 0.5, 1.5 or 2.5.
+    lengthscale
+        σ > 0; see `median_heuristic`.
     """
 
     nu: float = eqx.field(static=True)
@@ -155,7 +174,13 @@ class Matern(AbstractRadialKernel):
 
 
 class InverseMultiquadric(AbstractRadialKernel):
-    """κ(x, y) = (1 + ‖x − y‖²/σ²)^(−½)."""
+    """κ(x, y) = (1 + ‖x − y‖²/σ²)^(−½).
+
+    Parameters
+    ----------
+    lengthscale
+        σ > 0; see `median_heuristic`.
+    """
 
     lengthscale: Float[Array, ""] = eqx.field(converter=_lengthscale("InverseMultiquadric"))
 
@@ -229,7 +254,13 @@ class PullBack(AbstractKernel):
 
 
 class Whiten(eqx.Module):
-    """The features scale⁻¹(θ − m): coordinates in which the Gaussian `prior` is standard normal."""
+    """The features scale⁻¹(θ − m): coordinates in which the Gaussian `prior` is standard normal.
+
+    Parameters
+    ----------
+    prior
+        The Gaussian whose mean m and scale are used.
+    """
 
     prior: Gaussian
 
@@ -241,7 +272,13 @@ class Whiten(eqx.Module):
 
 
 def median_heuristic(particles: PyTree) -> Float[Array, ""]:
-    """σ with σ² = median of ‖θᵢ − θⱼ‖² over pairs i < j, divided by 2 (Garreau et al., 2017)."""
+    """σ with σ² = median of ‖θᵢ − θⱼ‖² over pairs i < j, divided by 2 (Garreau et al., 2017).
+
+    Parameters
+    ----------
+    particles
+        At least two: draws from the reference, or from Q₀ where the reference is flat.
+    """
     particles = require_particles("median_heuristic particles", particles)
     n = particle_count(particles)
     if n < 2:

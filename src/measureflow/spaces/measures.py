@@ -57,7 +57,15 @@ class AbstractMeasure(eqx.Module):
 
     @abc.abstractmethod
     def sample(self, key: Key[Array, ""], n: int) -> Particles:
-        """n independent draws: the pytree of θ with a leading axis n."""
+        """n independent draws: the pytree of θ with a leading axis n.
+
+        Parameters
+        ----------
+        key
+            A JAX random key.
+        n
+            How many.
+        """
 
     @abc.abstractmethod
     def log_density(self, theta: Parameters) -> Float[Array, ""]:
@@ -112,8 +120,13 @@ def _lower_triangular(matrix: Float[Array, "J J"]) -> Float[Array, "J J"]:
 class Gaussian(AbstractMeasure):
     """N(mean, scale·scaleᵀ): p(θ) = |2πΣ|^-½ exp(−½ (θ−m)ᵀ Σ⁻¹ (θ−m)).
 
-    The mean's pytree gives the shape of θ. `scale` holds standard deviations (a scalar, or a pytree
-    like the mean), or is a lower-triangular matrix over the ravelled mean.
+    Parameters
+    ----------
+    mean
+        m, a pytree of arrays: it gives the shape of θ.
+    scale
+        Standard deviations, a number > 0 or a pytree like the mean; or a lower-triangular matrix over the
+        ravelled mean.
     """
 
     mean: Parameters
@@ -195,7 +208,13 @@ class Gaussian(AbstractMeasure):
 
 
 class Uniform(AbstractMeasure):
-    """The uniform measure on the box low ≤ θ ≤ high."""
+    """The uniform measure on the box low ≤ θ ≤ high.
+
+    Parameters
+    ----------
+    low, high
+        The two corners of the box, each a pytree shaped like θ.
+    """
 
     low: Parameters
     high: Parameters
@@ -312,7 +331,13 @@ class Empirical(AbstractMeasure):
         return jnp.full((n,), 1 / n) if self.weights is None else self.weights
 
     def integrate(self, function: Callable[[Parameters], PyTree]) -> PyTree:
-        """∫ f dQ = Σᵢ wᵢ f(θᵢ), for f with values in any pytree of arrays."""
+        """∫ f dQ = Σᵢ wᵢ f(θᵢ), for f with values in any pytree of arrays.
+
+        Parameters
+        ----------
+        function
+            f, a function of one θ.
+        """
         masses, exact = self.masses(), jax.lax.Precision.HIGHEST
         return jax.tree.map(
             lambda leaf: jnp.tensordot(masses.astype(leaf.dtype), leaf, axes=1, precision=exact),
@@ -379,7 +404,13 @@ def _is_distribution(node: Any) -> bool:
 
 
 class FromDistribution(AbstractMeasure):
-    """A NumPyro distribution, or a pytree of independent ones, as a measure."""
+    """A NumPyro distribution, or a pytree of independent ones, as a measure.
+
+    Parameters
+    ----------
+    distribution
+        A NumPyro distribution, or a pytree of them, one for each leaf of θ.
+    """
 
     distribution: PyTree
 

@@ -40,6 +40,17 @@ class FreeEnergy(eqx.Module):
 
     so JAX derives its part of the dynamics. Absence is part of the program, not a value: without a
     temperature no noise is drawn, without an interaction no pairs are summed.
+
+    Parameters
+    ----------
+    potential
+        V, a function of one θ.
+    interaction
+        W, a kernel.
+    temperature
+        τ.
+    rest
+        R, a function of an `Empirical` measure.
     """
 
     potential: Potential | None = None

@@ -45,7 +45,16 @@ class AbstractFunctional(eqx.Module):
 
     @abc.abstractmethod
     def value(self, measure: Empirical, batch: PyTree = None) -> Float[Array, ""]:
-        """G(Q) of a weighted empirical measure; a mean over the cases of the batch, where it has data."""
+        """G(Q) of a weighted empirical measure; a mean over the cases of the batch, where it has data.
+
+        Parameters
+        ----------
+        measure
+            Q = Σᵢ wᵢ δ(θᵢ): use `measure.integrate(f)` or `measure.masses()`, so that the value depends
+            on the weights.
+        batch
+            The data of this step; None where there is none.
+        """
 
     def gaussian_value(self, measure: Gaussian, points: Points, batch: PyTree = None) -> Float[Array, ""]:
         """G(Q) of a Gaussian: in closed form where there is one, else at the points of a finite sum."""

@@ -121,6 +121,17 @@ class Problem(eqx.Module):
         closed form are quadrature in up to two dimensions, by two rules that must agree, or Monte Carlo with
         `samples` draws where `key` is given; ∬κ dQdQ without a closed form takes a `key`.
         The infinite constants of a `Flat` reference are left out: KL is then −H(Q), MMD² is ∬κ dQdQ.
+
+        Parameters
+        ----------
+        measure
+            Q: `Empirical`, or `Gaussian`.
+        batch
+            The data that the objective sees.
+        key
+            For Monte Carlo, where Q is a Gaussian.
+        samples
+            The number of draws of Monte Carlo.
         """
         return sum(self.value_parts(measure, batch, key=key, samples=samples).values(), start=jnp.zeros(()))
 
@@ -161,7 +172,15 @@ class Problem(eqx.Module):
 
     def wasserstein_gradient(self, particles: PyTree, batch: PyTree = None) -> Particles:
         """∇V(θᵢ) + (1/N) Σⱼ ∇₁W(θᵢ, θⱼ) + ∇_W R(θᵢ) at each particle: the drift, without the entropy's
-        part."""
+        part.
+
+        Parameters
+        ----------
+        particles
+            A pytree whose leaves share a leading axis, one row per particle.
+        batch
+            The data that the objective sees.
+        """
         particles = require_particles("particles", particles, self.template())
         return _wasserstein_gradient(self, particles, batch)
 
@@ -170,6 +189,13 @@ class Problem(eqx.Module):
 
         For τ > 0 a kernel Stein discrepancy, whose level for N exact draws falls as 1/√N; for τ = 0
         the norm of the Wasserstein gradient.
+
+        Parameters
+        ----------
+        particles
+            A pytree whose leaves share a leading axis, one row per particle.
+        batch
+            The data that the objective sees.
         """
         particles = require_particles("particles", particles, self.template())
         return _stationarity(self, particles, batch)
@@ -224,24 +250,66 @@ def _stationarity(problem: Problem, particles: Particles, batch: PyTree) -> Floa
 
 
 def deep_ensemble(loss: Callable) -> Problem:
-    """DE: L(Q) = ∫ ℓ dQ (Lakshminarayanan et al., 2017)."""
+    """DE: L(Q) = ∫ ℓ dQ (Lakshminarayanan et al., 2017).
+
+    Parameters
+    ----------
+    loss
+        ℓ(θ), or ℓ(θ, batch): a scalar, the mean over cases.
+    """
     return Problem(loss)
 
 
 def deep_langevin_ensemble(loss: Callable, prior: AbstractMeasure, *, kl: Any) -> Problem:
-    """DLE: L(Q) = ∫ ℓ dQ + kl·KL(Q, P)."""
+    """DLE: L(Q) = ∫ ℓ dQ + kl·KL(Q, P).
+
+    Parameters
+    ----------
+    loss
+        ℓ(θ), or ℓ(θ, batch): a scalar, the mean over cases.
+    prior
+        The reference P.
+    kl
+        The weight of KL, which is τ; 1/n for the Bayes posterior of n cases.
+    """
     return Problem(loss, kl * KL(prior))
 
 
 def deep_repulsive_ensemble(
     loss: Callable, prior: AbstractMeasure, kernel: AbstractKernel, *, mmd: Any
 ) -> Problem:
-    """DRE: L(Q) = ∫ ℓ dQ + mmd·MMD²(Q, P)."""
+    """DRE: L(Q) = ∫ ℓ dQ + mmd·MMD²(Q, P).
+
+    Parameters
+    ----------
+    loss
+        ℓ(θ), or ℓ(θ, batch): a scalar, the mean over cases.
+    prior
+        The reference P.
+    kernel
+        κ.
+    mmd
+        The weight of MMD².
+    """
     return Problem(loss, mmd * SquaredMMD(prior, kernel))
 
 
 def deep_repulsive_langevin_ensemble(
     loss: Callable, prior: AbstractMeasure, kernel: AbstractKernel, *, mmd: Any, kl: Any
 ) -> Problem:
-    """DRLE: L(Q) = ∫ ℓ dQ + mmd·MMD²(Q, P) + kl·KL(Q, P)."""
+    """DRLE: L(Q) = ∫ ℓ dQ + mmd·MMD²(Q, P) + kl·KL(Q, P).
+
+    Parameters
+    ----------
+    loss
+        ℓ(θ), or ℓ(θ, batch): a scalar, the mean over cases.
+    prior
+        The reference P.
+    kernel
+        κ.
+    mmd
+        The weight of MMD².
+    kl
+        The weight of KL, which is τ; 1/n for the Bayes posterior of n cases.
+    """
     return Problem(loss, mmd * SquaredMMD(prior, kernel) + kl * KL(prior))
