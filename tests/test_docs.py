@@ -98,6 +98,17 @@ def test_pictures_of_the_pages_exist():
             assert ((ROOT / page).parent / target).exists(), f"{page} shows {target}, which is not there"
 
 
+def test_the_map_of_the_rooms_is_that_of_the_folders():
+    text, folder = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), Path(mf.__file__).parent
+    rows = re.findall(r"^\| `(\w+)/` \|.*\| ([^|]+) \|$", text, re.M)
+    assert {room for room, _ in rows} == {path.parent.name for path in folder.glob("*/__init__.py")}
+    files = [f"{room}/{name}" for room, first in rows for name in re.findall(r"`([\w/]+\.py)`", first)]
+    files += re.findall(r"`(\w+/\w+\.py)`", text)
+    assert len(files) > 30
+    missing = [name for name in files if not (folder / name).exists() and not (ROOT / name).exists()]
+    assert not missing
+
+
 # Their arguments have a default so that leaving them out says which measure to pass.
 REQUIRED = ("mf.KL", "mf.SquaredMMD")
 API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
