@@ -263,8 +263,7 @@ class SolveRun(AbstractRun):
         if self.step > self.end:
             raise ValueError(
                 f"the run in {folder} is at step {self.step}, beyond steps={self.end - self.first}; steps "
-                "may "
-                "only grow."
+                "may only grow."
             )
         columns = {name: values for name, values in saved.history.items() if not name.startswith(_DRAWS)}
         self.log.record_every = saved.notes["record_every"]
@@ -314,8 +313,7 @@ class SolveRun(AbstractRun):
             )
             raise ValueError(
                 f"{what} is {value} at `initial`, step {self.step}; check it, the data and `initial` for "
-                "NaN, "
-                "infinities and logarithms of zero."
+                "NaN, infinities and logarithms of zero."
             )
 
     def _can_restart(self) -> bool:

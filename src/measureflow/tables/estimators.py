@@ -238,7 +238,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
                 # Those of an earlier fit do not belong to the scaling of this one.
                 vars(self).pop("particles_", None)
             raise FloatingPointError(
-                f"the particles left the finite numbers with step_size={self.step_size}; try a smaller one."
+                f"the particles became NaN or infinite with step_size={self.step_size}; try a smaller one."
             )
         self.particles_ = particles
         self.prior_weight_ = ensembles.chosen[index].prior_weight
