@@ -57,6 +57,7 @@ def on_devices(particles: int, dimensions: int) -> list[dict[str, float]]:
     import jax.numpy as jnp
 
     import measureflow as mf
+    from measureflow.runs.program import Program
 
     prior = mf.Gaussian(jnp.zeros(dimensions), 1.0)
     kernel = mf.SquaredExponential(dimensions**0.5)
@@ -65,10 +66,11 @@ def on_devices(particles: int, dimensions: int) -> list[dict[str, float]]:
     for devices in COUNTS:
         axis = (jax.sharding.AxisType.Auto,)
         mesh = jax.make_mesh((devices,), ("particles",), axis_types=axis, devices=jax.devices()[:devices])
-        flow = mf.WassersteinFlow(1e-3).on(mesh)
-        state = flow.spread(flow.init(problem, jnp.zeros((particles, dimensions))), mesh)
-        step = jax.jit(lambda s, key, f=flow, m=mesh: f.spread(f.step(problem, s, None, key), m))
-        program = step.lower(state, jax.random.key(0)).compile()
+        flow = mf.WassersteinFlow(1e-3)
+        start = flow.init(problem, jnp.zeros((particles, dimensions)))
+        run = Program(problem, flow, jax.random.key(0), start, mesh, None)
+        step = jax.jit(lambda s, key, r=run: r.layout.placed(r.flow.step(problem, s, None, key)))
+        program = step.lower(run.layout.placed(start), jax.random.key(0)).compile()
         memory = program.memory_analysis()
         shard = 4 * particles * dimensions // devices
         found.append(

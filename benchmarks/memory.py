@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import measureflow as mf
-from measureflow.runs.solve import _Run
 
 # Megabytes. What the allocator keeps in reserve comes and goes.
 AT_MOST = 20.0
@@ -39,30 +38,25 @@ def loss(theta, batch=0.0):
 
 def measured(steps, **options):
     """(megabytes at a tenth, megabytes at the end, seconds, records) of a run."""
-    seen, after_steps = {}, _Run._next
+    seen = {}
 
-    def watched(run, state, end, bar):
-        after = after_steps(run, state, end, bar)
-        if int(after.step) >= steps // 10:
+    def watch(step, record, state):
+        if step >= steps // 10:
             seen.setdefault("tenth", resident())
-        return after
 
     prior = mf.Gaussian(jnp.zeros(2), 1.0)
     problem = mf.deep_langevin_ensemble(loss, prior, kl=0.1)
     began = time.perf_counter()
-    _Run._next = watched
-    try:
-        solution = mf.solve(
-            problem,
-            mf.WassersteinFlow(1e-2),
-            prior.sample(jax.random.key(0), 10),
-            steps,
-            jax.random.key(1),
-            progress=True,
-            **options,
-        )
-    finally:
-        _Run._next = after_steps
+    solution = mf.solve(
+        problem,
+        mf.WassersteinFlow(1e-2),
+        prior.sample(jax.random.key(0), 10),
+        steps,
+        jax.random.key(1),
+        progress=True,
+        callback=watch,
+        **options,
+    )
     return seen["tenth"], resident(), time.perf_counter() - began, len(solution.history.step)
 
 

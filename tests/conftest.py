@@ -7,11 +7,21 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 import jax
+import jaxtyping
 import pytest
 from jaxtyping import install_import_hook
 
 with install_import_hook("measureflow", "beartype.beartype"):
     import measureflow  # noqa: F401
+
+
+@pytest.fixture
+def as_a_user_runs_it(strict_promotion):
+    """No type checker, and JAX's own rules of promotion: nothing but our messages stands in the way."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(autouse=True)

@@ -62,7 +62,7 @@ class _Added(eqx.Module):
 
 def mutant(problem: mf.Problem, **factors: float) -> Mutant:
     """`problem` with a deliberate mistake in its flow."""
-    return Mutant(problem.loss, problem.regulariser, **factors)
+    return Mutant(problem.objective, problem.regulariser, **factors)
 
 
 def exact(problem: mf.Problem) -> mf.theory.GridLaw:

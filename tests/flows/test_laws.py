@@ -1,5 +1,7 @@
 """The flow's law, tested against laws known exactly; each test is shown to fail on a wrong flow."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -108,10 +110,26 @@ MOMENTUM = [(0.05, 1.0, 0.5), (0.2, 1.0, 0.7), (0.1, 3.0, 0.9)]
 
 @pytest.mark.parametrize(("eta", "g", "beta"), MOMENTUM)
 def test_the_chain_with_momentum_has_its_exact_variance(eta, g, beta):
-    measured, expected = discrete_variance(eta, g, momentum=beta), variance_with_momentum(eta, g, beta)
+    with pytest.warns(UserWarning, match="momentum heats the chain"):
+        measured, expected = discrete_variance(eta, g, momentum=beta), variance_with_momentum(eta, g, beta)
     assert abs(measured / expected - 1) < 4 * STANDARD_ERROR
     # Noise that goes through the running mean too, or a mean of length 1/β, is another law.
     assert abs(measured / variance_with_momentum(eta, g, 0.0) - 1) > 4 * STANDARD_ERROR
+
+
+@pytest.mark.parametrize(("eta", "beta"), [(0.005, 0.9), (0.025, 0.5), (0.025, 0.9)])
+def test_history_records_how_much_momentum_heats(eta, beta):
+    """About ηaβ/(1 − β) of the right variance, where that is small; a little heat is no reason to warn."""
+    problem = mf.deep_langevin_ensemble(quadratic, mf.Flat(), kl=TAU)
+    start = np.sqrt(TAU / A) * jax.random.normal(jax.random.key(0), (N, 1))
+    flow = mf.WassersteinFlow(eta, momentum=beta)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        solution = mf.solve(problem, flow, start, 200, jax.random.key(3))
+    recorded = np.median(solution.history.momentum_heat[-20:])
+    expected = variance_with_momentum(eta, 1.0, beta) / variance_with_momentum(eta, 1.0, 0.0) - 1
+    # An estimate of first order in the heat.
+    assert abs(recorded / expected - 1) < 0.1 + expected
 
 
 def test_momentum_leaves_the_law_of_small_steps_alone():

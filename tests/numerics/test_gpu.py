@@ -16,7 +16,7 @@ import measureflow as mf
 from measureflow.core import platforms, products
 from measureflow.numerics import pair_sums
 from measureflow.numerics.gpu import few_dimensions, few_particles, lanes
-from measureflow.numerics.interactions import interaction_gradient
+from measureflow.numerics.interactions import EXACT
 
 ON_GPU = platforms.compute_capability() >= platforms.HOPPER
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="there is no GPU for it here")
@@ -266,6 +266,6 @@ def test_many_dimensions_and_particles_close_together(dimensions):
     x = 1.0 + 1e-3 * jax.random.normal(key(0), (20, dimensions))
     scale = 1e-3 * np.sqrt(dimensions)
     expected = exactly(x, scale) / 20
-    found = jax.jit(lambda x: interaction_gradient(mf.SquaredExponential(scale), x))(x)
+    found = jax.jit(lambda x: EXACT.gradient(mf.SquaredExponential(scale), x))(x)
     # The data are rounded to 6e-8 of the mean, 6e-5 of their spread.
     assert np.max(np.abs(found - expected)) < 1e-4 * np.max(np.abs(expected))

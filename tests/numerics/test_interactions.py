@@ -20,7 +20,7 @@ from helpers import (
 
 import measureflow as mf
 from measureflow.numerics import pair_sums
-from measureflow.numerics.interactions import interaction_gradient, interaction_mean
+from measureflow.numerics.interactions import EXACT
 
 N = 12
 DRAWS = 2_000
@@ -40,21 +40,21 @@ class Product(mf.AbstractKernel):
         return jnp.exp(0.5 * jnp.sum(x["vector"] * y["vector"]))
 
 
-gradient, mean = jit(interaction_gradient), jit(interaction_mean)
+gradient, mean = jit(EXACT.gradient), jit(EXACT.mean)
 
 
-def estimates(function, kernel, particles, way):
-    found = jit(jax.vmap(lambda k: function(kernel, particles, way, k)))(jax.random.split(key(7), DRAWS))
+def estimates(function, kernel, particles):
+    found = jit(jax.vmap(lambda k: function(kernel, particles, k)))(jax.random.split(key(7), DRAWS))
     return np.asarray(found, np.float64) if hasattr(found, "shape") else found
 
 
 def assert_unbiased(kernel, particles, way):
     exact = gradient(kernel, particles)
-    found = estimates(interaction_gradient, kernel, particles, way)
+    found = estimates(way.gradient, kernel, particles)
     for leaf, drawn in zip(jax.tree.leaves(exact), jax.tree.leaves(found), strict=True):
         average, error = monte_carlo(drawn)
         assert_within(average, np.asarray(leaf, np.float64), error + 1e-7)
-    average, error = monte_carlo(estimates(interaction_mean, kernel, particles, way))
+    average, error = monte_carlo(estimates(way.mean, kernel, particles))
     assert_within(average, float(mean(kernel, particles)), error)
     assert error > 0
 
@@ -76,8 +76,8 @@ def test_random_batches_are_right_on_average(name, size):
 @pytest.mark.parametrize("kernel", [FEATURES["sum"], Product()], ids=["radial", "not radial"])
 def test_one_batch_of_all_is_exact(kernel):
     particles, way = draw(LARGE, N), mf.RandomBatches(N)
-    assert_close(rows(gradient(kernel, particles, way, key(1))), rows(gradient(kernel, particles)))
-    assert_close(mean(kernel, particles, way, key(1)), mean(kernel, particles))
+    assert_close(rows(jit(way.gradient)(kernel, particles, key(1))), rows(gradient(kernel, particles)))
+    assert_close(jit(way.mean)(kernel, particles, key(1)), mean(kernel, particles))
 
 
 def test_errors_fall_as_the_square_root_of_the_work():
@@ -85,7 +85,7 @@ def test_errors_fall_as_the_square_root_of_the_work():
     exact = rows(gradient(kernel, particles))
 
     def error(way):
-        found = estimates(interaction_gradient, kernel, particles, way)
+        found = estimates(way.gradient, kernel, particles)
         found = np.concatenate([np.asarray(x).reshape(DRAWS, 64, -1) for x in jax.tree.leaves(found)], axis=2)
         return np.sqrt(np.mean((found - exact) ** 2))
 
@@ -115,8 +115,8 @@ def test_tiles_and_blocks_of_any_size_are_the_whole(n, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(pair_sums, "_ROWS", 4)
             patch.setattr(pair_sums, "_COLUMNS", 4)
-            assert_close(rows(jit(interaction_gradient)(kernel, particles)), whole[0])
-            assert_close(jit(interaction_mean)(kernel, particles), whole[1])
+            assert_close(rows(jit(EXACT.gradient)(kernel, particles)), whole[0])
+            assert_close(jit(EXACT.mean)(kernel, particles), whole[1])
 
 
 def test_each_step_has_fresh_batches_and_features():
@@ -136,19 +136,19 @@ def test_each_step_has_fresh_batches_and_features():
 
 def test_bad_input():
     particles = draw(SMALL, N)
-    with pytest.raises(ValueError, match=r"size=5\) deals 12 particles .* divides 12"):
-        interaction_gradient(RADIAL["SE"][0], particles, mf.RandomBatches(5), key(0))
+    with pytest.raises(ValueError, match=r"must divide .* size=5 for 12 particles; .* divides 12"):
+        mf.RandomBatches(5).gradient(RADIAL["SE"][0], particles, key(0))
     with pytest.raises(ValueError, match="RandomBatches size must be at least 2, got 1"):
         mf.RandomBatches(1)
     with pytest.raises(ValueError, match="RandomFeatures count must be at least 1, got 0"):
         mf.RandomFeatures(0)
     with pytest.raises(TypeError, match="radial kernel, got Inner; use"):
-        interaction_gradient(Inner(), particles["vector"], mf.RandomFeatures(3), key(0))
+        mf.RandomFeatures(3).gradient(Inner(), particles["vector"], key(0))
     with pytest.raises(ValueError, match="random interactions need a key, got None"):
-        interaction_gradient(RADIAL["SE"][0], particles, mf.RandomFeatures(3))
+        mf.RandomFeatures(3).gradient(RADIAL["SE"][0], particles)
 
     with pytest.raises(ValueError, match=r"Matern\(nu=0.5\) have infinite variance.*RandomBatches"):
-        interaction_gradient(mf.Matern(0.5, 1.0), particles, mf.RandomFeatures(3), key(0))
+        mf.RandomFeatures(3).gradient(mf.Matern(0.5, 1.0), particles, key(0))
 
     class Plain(mf.AbstractRadialKernel):
         def profile(self, squared_distance):
@@ -158,4 +158,4 @@ def test_bad_input():
             return -jnp.exp(-squared_distance)
 
     with pytest.raises(NotImplementedError, match="Plain has no `precisions`"):
-        interaction_gradient(Plain(), particles, mf.RandomFeatures(3), key(0))
+        mf.RandomFeatures(3).gradient(Plain(), particles, key(0))

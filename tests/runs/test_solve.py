@@ -47,7 +47,7 @@ FLOWS = {
         drle(),
         mf.WassersteinFlow(1e-2, preconditioner=mf.RMSPreconditioner(adapt_steps=40)),
     ),
-    "momentum": (drle(), mf.WassersteinFlow(optax.cosine_decay_schedule(1e-2, 700), momentum=0.9)),
+    "momentum": (drle(), mf.WassersteinFlow(optax.cosine_decay_schedule(1e-2, 700), momentum=0.5)),
     "optimiser": (mf.deep_ensemble(regression_loss), mf.WassersteinFlow(optimiser=optax.adam(1e-2))),
     "parametric": (
         drle(),
@@ -318,6 +318,9 @@ def test_progress_shows_rate_time_left_and_loss():
     assert "step/s" in screen.getvalue()
     assert "loss=" in screen.getvalue()
     assert equal(quiet.state, shown.state)
+    with redirect_stderr(named := io.StringIO()):
+        mf.solve(drle(), mf.WassersteinFlow(1e-2), START, 300, KEY, data=DATA, progress="DRLE on a line")
+    assert "DRLE on a line: " in named.getvalue()
 
 
 def test_no_steps_return_the_beginning():
@@ -357,7 +360,7 @@ def test_errors_travel_between_processes():
 def test_divergence_of_a_parametric_flow_speaks_of_its_parameters():
     flow = mf.ParametricFlow(mf.MeanFieldGaussian(), optax.sgd(10.0), samples=4)
     with pytest.raises(
-        mf.DivergenceError, match="parameters are no longer finite; try a smaller learning rate"
+        mf.DivergenceError, match="parameters became NaN or infinite; try a smaller learning rate"
     ):
         mf.solve(mf.deep_ensemble(mf.theory.quartic_loss), flow, mf.Gaussian(jnp.full(1, 9.0), 1.0), 50, KEY)
 

@@ -9,7 +9,7 @@ from helpers import RADIAL, SMALL, assert_close, assert_within, draw, jit, monte
 from helpers import squared_distances as distances
 
 import measureflow as mf
-from measureflow.numerics.integration import draws, integral
+from measureflow.numerics.integration import Points, draws, quadrature
 from measureflow.statement.divergences import kl_of_gaussians
 
 MEANS = np.array([[0.5, -1.0, 0.3], [0.0, 0.4, -0.8]])
@@ -86,7 +86,7 @@ def test_squared_mmd_of_particles_is_exact(name):
         + phi(np, distances(y, y)).mean()
     )
     measure = mf.Empirical(q)
-    value = jit(mf.SquaredMMD(mf.Empirical(p), kernel).value)(measure, integral(measure, None, 1))
+    value = jit(mf.SquaredMMD(mf.Empirical(p), kernel).value)(measure)
     np.testing.assert_allclose(value, exact, atol=2e-6)
     assert exact > 1e-3, "the test sees something"
 
@@ -108,8 +108,12 @@ def test_squared_mmd_of_gaussians_is_closed(kind):
     x = rng.multivariate_normal(MEANS[0], q_covariance, 200_000)
     y = rng.multivariate_normal(MEANS[1], p_covariance, 200_000)
     # One draw, and a bad one: no closed form may use it.
-    value = jit(mf.SquaredMMD(p, SE).value)(q, draws(tree_of(np.full((2, 3), 50.0))))
+    value = jit(mf.SquaredMMD(p, SE).gaussian_value)(q, points_at(tree_of(np.full((2, 3), 50.0))))
     assert_within(value, *mmd_by_sampling(lambda s: np.exp(-s / (2 * 0.81)), x, y))
+
+
+def points_at(particles):
+    return Points(mf.Empirical(particles), independent=True)
 
 
 def tree_of(x):
@@ -133,18 +137,18 @@ def test_squared_mmd_of_a_gaussian_to_other_references(reference):
             lambda s: (1 + np.sqrt(3 * s) / 0.9) * np.exp(-np.sqrt(3 * s) / 0.9),
         )
     n = 4_000
-    rule = integral(q, None if reference == "Uniform" else jax.random.key(3), n)
+    rule = quadrature(q)[0] if reference == "Uniform" else draws(q, jax.random.key(3), n)
     expected, error = mmd_by_sampling(profile, x, y)
     # A U-statistic of n draws of a kernel ≤ 1 has standard error at most 2/√n · ½, cross terms included.
     error = error if reference == "Uniform" else np.hypot(error, 1 / np.sqrt(n))
-    assert_within(jit(mf.SquaredMMD(p, kernel).value)(q, rule), expected, error)
+    assert_within(jit(mf.SquaredMMD(p, kernel).gaussian_value)(q, rule), expected, error)
 
 
 def test_double_integral_of_draws_leaves_out_the_diagonal():
     points = draw({"x": (2,)}, 6)["x"]
     kernel, phi = RADIAL["Matern-0.5"]
     off_diagonal = phi(np, distances(rows(points), rows(points)))[~np.eye(6, dtype=bool)]
-    np.testing.assert_allclose(jit(draws(points).double)(kernel), off_diagonal.mean(), rtol=1e-5)
+    np.testing.assert_allclose(jit(points_at(points).double)(kernel), off_diagonal.mean(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["KL", "MMD²", "sum"])
@@ -180,7 +184,7 @@ def test_normal_form(case):
 
 
 def test_normal_form_of_flat_references():
-    assert mf.KL(mf.Flat()).normal_form().potential is None
+    assert mf.KL(mf.Flat()).free_energy().potential is None
     energy = (0.5 * mf.SquaredMMD(mf.Flat(), SE)).free_energy()
     assert energy.potential is None
     np.testing.assert_allclose(energy.interaction(jnp.zeros(2), jnp.zeros(2)), 1.0)

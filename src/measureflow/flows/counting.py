@@ -51,11 +51,14 @@ class CountedFlow(AbstractFlow):
         return CountedFlow(self.flow.tabulated(first, used, length))
 
 
-def counted(flow: AbstractFlow, problem: Problem, initial: Any) -> AbstractFlow:
-    """`flow`, or the same with its steps counted if its states do not count them."""
+def begun(flow: AbstractFlow, problem: Problem, initial: Any) -> tuple[AbstractFlow, Any]:
+    """The flow and its state at `initial`, steps counted if its states do not count them. What has a `step`
+    is a state to continue from."""
     if isinstance(initial, Counted):
-        return CountedFlow(flow)
-    has_steps = hasattr(initial, "step") or hasattr(
-        eqx.filter_eval_shape(flow.init, problem, initial), "step"
-    )
-    return flow if has_steps else CountedFlow(flow)
+        flow = CountedFlow(flow)
+    if hasattr(initial, "step"):
+        return flow, flow.resume(problem, initial)
+    state = flow.init(problem, initial)
+    if hasattr(state, "step"):
+        return flow, state
+    return CountedFlow(flow), Counted(state, jnp.zeros((), jnp.int32))

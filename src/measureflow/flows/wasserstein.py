@@ -23,8 +23,15 @@ from measureflow.core.pytrees import (
     subtract,
     total,
 )
+from measureflow.core.showing import one_line
 from measureflow.core.validation import positive_number, require_particles, require_positive
-from measureflow.flows.flow import AbstractFlow, finite_particles, optimiser_step, require_optimiser
+from measureflow.flows.flow import (
+    AbstractFlow,
+    finite_particles,
+    in_files,
+    optimiser_step,
+    require_optimiser,
+)
 from measureflow.flows.observing import observed
 from measureflow.flows.preconditioners import AbstractPreconditioner
 from measureflow.flows.schedules import Tabulated
@@ -35,13 +42,29 @@ from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.problem import Problem
 
 
+@in_files
 class ParticleState(eqx.Module):
-    """Particles, the number of steps taken, and what optimiser, or preconditioner and momentum, remember."""
+    """The state of a `WassersteinFlow`.
+
+    Parameters
+    ----------
+    particles
+        Where they are.
+    step
+        The number of steps taken.
+    memory
+        What the preconditioner or the optimiser remembers.
+    drift
+        The running mean of momentum.
+    """
 
     particles: Particles
     step: Int[Array, ""]
     memory: PyTree = None
     drift: Particles | None = None
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
 
 def _step_size(value: Any) -> Any:
@@ -238,7 +261,8 @@ class WassersteinFlow(AbstractFlow):
         dᵢ² = 4S/b, with S the variance over cases; drawing b of n cases without replacement makes C = S/b·(1
         − b/n).
 
-        `momentum_heat` η·β/(1 − β)·tr(gE[ff])/(Jτ), f the drift: at stationarity E[ff]/τ is the curvature.
+        `momentum_heat` h with h(1 + h) = η·β/(1 − β)·tr(gE[ff])/(Jτ), f the drift: E[ff]/τ is the curvature
+        times 1 + h.
         """
         halves = split_in_half(batch)
         if halves is None and self.momentum is None:
@@ -258,8 +282,8 @@ class WassersteinFlow(AbstractFlow):
             difference = _product(g, *(subtract(first, second),) * 2)
             found["batch_noise"] = unit * difference * (1 - sampled_share) / 8
         if self.momentum is not None:
-            heat = unit * self.momentum / (1 - self.momentum)
-            found["momentum_heat"] = heat * _product(g, gradient, gradient)
+            heat = unit * self.momentum / (1 - self.momentum) * _product(g, gradient, gradient)
+            found["momentum_heat"] = (jnp.sqrt(1 + 4 * heat) - 1) / 2
         return found
 
     def _diagonal_after(self, state: ParticleState, gradient: Particles) -> Parameters | None:

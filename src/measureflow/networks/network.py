@@ -11,7 +11,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Key, PyTree
 
 from measureflow.core.pytrees import Parameters, Particles, shown_shapes, strong_tree
-from measureflow.core.validation import positive_number, require_count, require_leading_axis, typed_key
+from measureflow.core.showing import counted, or_fields
+from measureflow.core.validation import (
+    positive_number,
+    require_count,
+    require_leading_axis,
+    require_representable,
+    typed_key,
+)
+from measureflow.saving.registry import require, saved
 from measureflow.spaces.measures import Gaussian
 
 # By name: JAX's own functions do not pickle.
@@ -28,15 +36,13 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
 }
 _KAIMING = math.sqrt(2)
+# Networks in files are looked at layer by layer.
+_MOST_LAYERS, _LARGEST_LAYER = 100, 2**31
 
 
+@saved(code=("init", "apply"), check=lambda network: outputs_of(network))
 class Network(eqx.Module):
     """θ ↦ f_θ: a network as a pure function of its parameters.
-
-    `init(key)` is one draw of θ from the network's own initialiser. `apply(θ, inputs)` takes a whole batch,
-    from (rows, ...) to (rows, outputs); one number per row, shape (rows,), becomes (rows, 1). `output_axis`
-    is the axis of a weight that counts its outputs: −1 for (..., in, out), as in Flax, or 0 for
-    (out, in, ...), as in Equinox. It decides the fan-in of `prior`.
 
     Any pair of functions will do, such as those of a Flax module whose call takes more than inputs:
 
@@ -45,6 +51,17 @@ class Network(eqx.Module):
 
     Build a network once: a new lambda is a new program. Those of `mlp` with equal arguments are equal, and
     pickle; others pickle if their functions do.
+
+    Parameters
+    ----------
+    init
+        A function of a key: one draw of θ from the network's own initialiser.
+    apply
+        A function of (θ, inputs) that takes a whole batch, from (rows, ...) to (rows, outputs); one
+        number per row, shape (rows,), becomes (rows, 1).
+    output_axis
+        The axis of a weight that counts its outputs: −1 for (..., in, out), as in Flax, or 0 for (out,
+        in, ...), as in Equinox. It decides the fan-in of `prior`.
     """
 
     init: Callable[[Key[Array, ""]], Parameters]
@@ -68,8 +85,13 @@ class Network(eqx.Module):
         self.output_axis = output_axis
         _require_parameters(jax.eval_shape(init, jax.random.key(0)))
 
+    @or_fields
+    def __repr__(self) -> str:
+        shapes = jax.tree.leaves(jax.eval_shape(self.init, jax.random.key(0)))
+        return f"Network({counted(sum(leaf.size for leaf in shapes), 'parameter')})"
+
     def __deepcopy__(self, memo: dict) -> "Network":
-        # It never changes, and JAX's functions, copied, would be others: a clone would compile anew.
+        # It never changes, and copies of JAX's functions are new functions: a clone would compile again.
         return self
 
     @classmethod
@@ -78,17 +100,23 @@ class Network(eqx.Module):
     ) -> "Network":
         """The multilayer perceptron: θ is a list with {"weight": (in, out), "bias": (out,)} for each layer.
 
-        It starts from weights N(0, 2/in) (He et al., 2015) and biases 0. `hidden=()` is a linear model.
-        Activations joined by +, as in "relu+tanh", share the units of every hidden layer: some functions are
-        made of edges, some are smooth, and most are both.
+        It starts from weights N(0, 2/in) (He et al., 2015) and biases 0.
+
+        Parameters
+        ----------
+        features
+            The number of columns of the inputs.
+        hidden
+            The widths of the hidden layers; () is a linear model.
+        outputs
+            The number of outputs.
+        activation
+            The name of an activation. Several joined by +, as in "relu+tanh", share the units of every
+            hidden layer: some functions are made of edges, some are smooth, and most are both.
         """
         if not isinstance(hidden, Sequence) or isinstance(hidden, str):
             raise TypeError(f"hidden must be a sequence of layer widths, got {hidden!r}; pass hidden=(50,).")
-        if not isinstance(activation, str) or not set(activation.split("+")) <= set(_ACTIVATIONS):
-            raise ValueError(
-                f"activation is unknown, got {activation!r}; use {', '.join(_ACTIVATIONS)}, or several of "
-                "them joined by +."
-            )
+        _require_activation(activation)
         sizes = (
             require_count("features", features, 1, "it counts the columns of the inputs."),
             *(require_count("hidden", width, 1, "hidden=() leaves hidden layers out.") for width in hidden),
@@ -100,18 +128,18 @@ class Network(eqx.Module):
     def equinox(cls, make: Callable[[Key[Array, ""]], Any]) -> "Network":
         """An Equinox module, such as `lambda key: eqx.nn.MLP(2, 1, 50, 2, key=key)`.
 
-        It acts on one example, as Equinox has it. θ is its floating-point arrays; all else (functions,
+        It acts on one example, as Equinox modules do. θ is its floating-point arrays; all else (functions,
         integers) is taken once, from one call of `make`. State (BatchNorm) and keys (Dropout) are not
         supported: a network here is a function of θ and inputs alone.
         """
         if not callable(make):
             raise TypeError(f"make must be a function of a key, got {make!r}; pass lambda key: module.")
         template, rest = _equinox_parts(make, jax.random.key(0))
-        return cls(EquinoxInit(make, template), EquinoxApply(rest), output_axis=0)
+        return cls(EquinoxInit(make, template), EquinoxApply(make, rest), output_axis=0)
 
     @classmethod
     def linen(cls, module: Any, inputs: PyTree) -> "Network":
-        """A `flax.linen` module; `inputs`, to find its shapes, are a batch that it takes: one row will do.
+        """A `flax.linen` module. `inputs` is a batch that it takes, to find its shapes; one row is enough.
 
         θ is its collection "params". A module with other collections (batch_stats), or that draws random
         numbers when applied (Dropout), raises.
@@ -158,10 +186,18 @@ class Network(eqx.Module):
         if not callable(make) or isinstance(make, nnx.Module):
             raise TypeError(f"make must be a function of nnx.Rngs, got {make!r}; pass lambda rngs: module.")
         structure, rest = _nnx_parts(make, jax.random.key(0))
-        return cls(NnxInit(make), NnxApply(structure, rest))
+        return cls(NnxInit(make), NnxApply(make, structure, rest))
 
     def sample(self, key: Key[Array, ""], n: int) -> Particles:
-        """n particles, each from the network's own initialiser: the initial measure Q₀."""
+        """n particles, each from the network's own initialiser: the initial measure Q₀.
+
+        Parameters
+        ----------
+        key
+            A JAX random key.
+        n
+            How many particles.
+        """
         n = require_count("n", n, 1, "it counts the particles.")
         return jax.vmap(self.init)(jax.random.split(typed_key(key), n))
 
@@ -178,6 +214,13 @@ class Network(eqx.Module):
         Only shapes and that one name are looked at. Where they say too little (tables of embeddings,
         attention's kernels with three axes, normalisation over several axes), state the `Gaussian` by
         hand; its `mean` and `scale` are pytrees like θ.
+
+        Parameters
+        ----------
+        weight
+            The factor of the weights: √2 is right for relu, 1 for tanh.
+        bias
+            The standard deviation of the biases.
         """
         weight = positive_number("weight", weight, "√2 is right for relu, 1 for tanh.")
         bias = positive_number("bias", bias, "it is a standard deviation.")
@@ -198,6 +241,11 @@ class Network(eqx.Module):
         Other spaces to repel in: the first layer of an `mlp`, `kernel.on(lambda theta: theta[0])`, and
         coordinates whitened by the prior, `kernel.on(mf.Whiten(prior))`. These two are affine, so that
         `mf.SquaredMMD(prior, ...)` has a closed form.
+
+        Parameters
+        ----------
+        inputs
+            A batch of inputs, the anchors.
         """
         return OutputsAt(self.apply, _batch(inputs))
 
@@ -208,6 +256,11 @@ class Network(eqx.Module):
 
         On a GPU or TPU `network.computed_in(jnp.bfloat16)` is faster for wide networks. Steps are taken in
         the precision of θ: a small one would be lost in bfloat16.
+
+        Parameters
+        ----------
+        dtype
+            A floating-point type, such as jnp.bfloat16.
         """
         dtype = jnp.dtype(dtype)
         if not jnp.issubdtype(dtype, jnp.floating):
@@ -220,18 +273,24 @@ class Network(eqx.Module):
             f_(θ, c)(x) = (f_θ(x), c),   parameters {"network": θ, "constants": c},   c = 0 at the start.
 
         So a likelihood gets a noise scale that all inputs share.
+
+        Parameters
+        ----------
+        count
+            How many.
         """
         count = require_count("count", count, 1, "without constants, use the network itself.")
         return Network(ConstantsInit(self.init, count), ConstantsApply(self.apply), self.output_axis)
 
 
+@saved(code=("function",))
 class RowsOfOutputs(eqx.Module):
     """`function`(θ, inputs), as (rows, outputs)."""
 
     function: Callable
 
     def __call__(self, theta: Parameters, inputs: PyTree) -> Float[Array, "rows outputs"]:
-        outputs = self.function(theta, inputs)
+        outputs = self.function(theta, require_representable("inputs", inputs))
         if not hasattr(outputs, "shape"):
             raise TypeError(
                 f"apply must return one array (rows, outputs), got {type(outputs).__name__}; join several "
@@ -257,6 +316,7 @@ class OutputsAt(eqx.Module):
         return self.apply(theta, self.inputs)
 
 
+@saved(check=lambda init: _require_sizes(init.sizes))
 class PerceptronInit(eqx.Module):
     """Weights N(0, 2/in), biases 0."""
 
@@ -270,6 +330,7 @@ class PerceptronInit(eqx.Module):
         ]
 
 
+@saved(check=lambda apply: (_require_sizes(apply.sizes), _require_activation(apply.activation)))
 class PerceptronApply(eqx.Module):
     """x ← σ(x W + b) for every hidden layer, then x W + b."""
 
@@ -289,6 +350,39 @@ class PerceptronApply(eqx.Module):
         return _affine(last, inputs)
 
 
+def _require_activation(names: Any) -> None:
+    known = isinstance(names, str) and len(names) < 1000 and set(names.split("+")) <= set(_ACTIVATIONS)
+    if not known:
+        raise ValueError(
+            f"activation is unknown, got {str(names)[:100]!r}; use {', '.join(_ACTIVATIONS)}, or several of "
+            "them joined by +."
+        )
+
+
+def _require_sizes(sizes: Any) -> None:
+    widths = isinstance(sizes, tuple) and 2 <= len(sizes) <= _MOST_LAYERS
+    widths = widths and all(type(size) is int and 1 <= size <= _LARGEST_LAYER for size in sizes)
+    require(widths, f"sizes are no widths of at most {_MOST_LAYERS} layers")
+
+
+def perceptron(network: Any) -> PerceptronApply | None:
+    """The multilayer perceptron that a network is, but for constants and precision."""
+    apply = network.apply
+    while isinstance(apply, RowsOfOutputs | ConstantsApply | CastApply):
+        apply = apply.function if isinstance(apply, RowsOfOutputs) else apply.apply
+    return apply if isinstance(apply, PerceptronApply) else None
+
+
+def outputs_of(network: Network) -> int | None:
+    """How many numbers it gives for a row, where that can be told."""
+    inner = perceptron(network)
+    if inner is None:
+        return None
+    theta = jax.eval_shape(network.init, jax.random.key(0))
+    rows = jax.ShapeDtypeStruct((1, inner.sizes[0]), jax.tree.leaves(theta)[0].dtype)
+    return jax.eval_shape(network.apply, theta, rows).shape[1]
+
+
 def _activated(names: str, units: Array) -> Array:
     """Each activation of its share of the units, in order."""
     functions = [_ACTIVATIONS[name] for name in names.split("+")]
@@ -301,6 +395,7 @@ def _affine(layer: dict[str, Array], inputs: Array) -> Array:
     return inputs @ layer["weight"] + layer["bias"][None, :]
 
 
+@saved(code=("apply",), check=lambda apply: jnp.finfo(apply.dtype))
 class CastApply(eqx.Module):
     """f_θ(x), computed in another precision than θ has."""
 
@@ -317,6 +412,7 @@ class CastApply(eqx.Module):
         return leaf.astype(self.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
+@saved(code=("init",), check=lambda init: require_count("count", init.count, 1, ""))
 class ConstantsInit(eqx.Module):
     """(θ, 0)."""
 
@@ -329,6 +425,7 @@ class ConstantsInit(eqx.Module):
         return {"network": theta, "constants": jnp.zeros((self.count,), dtype)}
 
 
+@saved(code=("apply",))
 class ConstantsApply(eqx.Module):
     """(f_θ(x), c)."""
 
@@ -351,6 +448,7 @@ def _equinox_parts(make: Callable, key: Key[Array, ""]) -> tuple[PyTree, PyTree]
     return jax.eval_shape(lambda: theta), rest
 
 
+@saved(build=lambda make: Network.equinox(make).init, code=("make",))
 class EquinoxInit(eqx.Module):
     """The floating-point arrays of make(key)."""
 
@@ -364,9 +462,11 @@ class EquinoxInit(eqx.Module):
         return jax.tree.unflatten(jax.tree.structure(self.template), leaves)
 
 
+@saved(build=lambda make: Network.equinox(make).apply.function, code=("make",))
 class EquinoxApply(eqx.Module):
     """The module with arrays θ, on every row."""
 
+    make: Callable
     rest: PyTree
 
     def __call__(self, theta: PyTree, inputs: PyTree) -> Array:
@@ -384,14 +484,14 @@ def _require_pure_equinox(module: Any) -> None:
     found = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, kinds))
     if any(isinstance(node, kinds[:2]) for node in found):
         raise ValueError(
-            "make gives a module with state, got an eqx.nn.StateIndex; use layers without state, such as "
+            "make returns a module with state, got an eqx.nn.StateIndex; use layers without state, such as "
             "GroupNorm or LayerNorm for BatchNorm."
         )
     active = [node.p for node in found if isinstance(node, eqx.nn.Dropout) and not node.inference and node.p]
     if active:
         raise ValueError(
-            f"make gives a module that needs a key in every call, got eqx.nn.Dropout({active[0]}); leave it "
-            "out, or pass lambda key: eqx.nn.inference_mode(make(key))."
+            f"make returns a module that needs a key in every call, got eqx.nn.Dropout({active[0]}); leave "
+            "it out, or pass lambda key: eqx.nn.inference_mode(make(key))."
         )
 
 
@@ -441,12 +541,13 @@ def _nnx_parts(make: Callable, key: Key[Array, ""]) -> tuple[Any, dict]:
     if jax.tree.leaves(statistics):
         names = ", ".join(_by_path(nnx.to_pure_dict(statistics)))
         raise ValueError(
-            f"make gives a module with batch statistics, got {names}; use layers without state, such as "
+            f"make returns a module with batch statistics, got {names}; use layers without state, such as "
             "GroupNorm or LayerNorm for BatchNorm."
         )
     return structure, nnx.to_pure_dict(rest)
 
 
+@saved(build=lambda make: Network.nnx(make).init, code=("make",))
 class NnxInit(eqx.Module):
     """The parameters of make(rngs), as nested dictionaries of arrays."""
 
@@ -458,9 +559,11 @@ class NnxInit(eqx.Module):
         return nnx.to_pure_dict(nnx.state(self.make(nnx.Rngs(key)), nnx.Param))
 
 
+@saved(build=lambda make: Network.nnx(make).apply.function, code=("make",))
 class NnxApply(eqx.Module):
     """The module with parameters θ, on a batch."""
 
+    make: Callable
     structure: Any = eqx.field(static=True)
     rest: dict
 
@@ -486,13 +589,14 @@ def _no_flax(route: str) -> ImportError:
 
 
 def _batch(inputs: PyTree) -> PyTree:
-    return jax.tree.map(jnp.asarray, require_leading_axis("inputs", inputs, "row"))
+    inputs = require_representable("inputs", require_leading_axis("inputs", inputs, "row"))
+    return jax.tree.map(jnp.asarray, inputs)
 
 
 # Compiled, so that weights, which are not looked at, are never drawn.
 @eqx.filter_jit
 def _centre(init: Callable, key: Key[Array, ""], other_key: Key[Array, ""]) -> Parameters:
-    """Where the initialiser always starts a leaf that is no weight; else 0."""
+    """Where the initialiser always starts a leaf that is not a weight; else 0."""
 
     def centre(path: tuple, leaf: Array, other: Array) -> Array:
         zero = jnp.zeros_like(leaf)

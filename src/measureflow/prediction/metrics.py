@@ -2,7 +2,11 @@
 
 Every metric is one Python float, a mean over rows taken in float64; each looks at concrete values, so none
 can be jitted. Where rows have several targets, marginal metrics average over these, too; the negative
-log-likelihood is that of all targets of a row together.
+log-likelihood is that of all targets of a row together. Mixtures with units are scored in standardised ones,
+and the scores get their units afterwards: so targets far from 0 keep their digits.
+
+Labels are the numbers of the columns, 0, 1, …; or names, such as strings: `classes` says which column is
+whose, in the order of `classes_`, and may be left out where every class is among the labels.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +20,10 @@ from numpyro.distributions import (
     Distribution,
 )
 
-from measureflow.core.validation import require_count
+from measureflow.core.validation import require_count, require_representable
+from measureflow.prediction.labels import class_numbers, plain
+from measureflow.prediction.mixture import Mixture
+from measureflow.prediction.quantiles import CLASSES
 from measureflow.prediction.ranked_probability import (
     as_float64,
     marginal_cdf,
@@ -56,30 +63,51 @@ def negative_log_likelihood(distribution: Distribution, targets: Any) -> float:
 
     Several targets of one row that are an event of the distribution count together: log p is that of the
     row. The unit of y matters: with y/c in place of y, log c is subtracted for every target.
+
+    Parameters
+    ----------
+    distribution
+        A NumPyro distribution with one law per row, such as `predict_dist(X)`.
+    targets
+        One per row, or an event of the distribution.
     """
     values = _targets(distribution, targets)
-    support: Any = distribution.support
-    outside = ~np.asarray(support(jnp.asarray(values)))
+    law, z, scale = _standardised(distribution, values)
+    support: Any = law.support
+    points = jnp.asarray(require_representable("targets", z))
+    outside = ~np.asarray(support(points))
     if np.any(outside):
         row = _first_row(outside)
         raise ValueError(
             f"targets must be possible under the distribution, got {values[row]} in row {row}, outside its "
             f"support {support}; check labels and units, or choose another likelihood."
         )
-    return _mean("log_prob", -as_float64(distribution.log_prob(jnp.asarray(values))))
+    densities = as_float64(law.log_prob(points))
+    volume = np.log(scale).reshape(*densities.shape, -1).sum(axis=-1)
+    return _mean("log_prob", volume - densities)
 
 
 def root_mean_square_error(distribution: Distribution, targets: Any) -> float:
-    """√ mean (y − E[Y])², of the predictive mean; over rows and targets."""
-    values = _targets(distribution, targets)
+    """√ mean (y − E[Y])², of the predictive mean; over rows and targets.
+
+    Parameters
+    ----------
+    distribution
+        A NumPyro distribution with one law per row, such as `predict_dist(X)`.
+    targets
+        One per row, or an event of the distribution.
+    """
+    law, z, scale = _standardised(distribution, _targets(distribution, targets))
     try:
-        mean = as_float64(distribution.mean)
+        mean = as_float64(law.mean)
     except NotImplementedError:
         raise TypeError(
             f"the distribution {name_of(distribution)} has no mean; use negative_log_likelihood, "
             "which needs none, or accuracy for classes."
         ) from None
-    return float(np.sqrt(_mean("mean", np.square(values - mean))))
+    # Relative to the largest, whose square may not be a number.
+    largest = np.max(scale)
+    return float(largest * np.sqrt(_mean("mean", np.square(scale / largest * (z - mean)))))
 
 
 def crps(distribution: Distribution, targets: Any) -> float:
@@ -94,16 +122,31 @@ def crps(distribution: Distribution, targets: Any) -> float:
     nodes per row. Relative to the row's score its error is below 1e-6 for smooth laws with one peak, however
     heavy the tails and far away y; 1e-4 where the density jumps or is very skew; up to 3% where peaks are
     narrow and far apart. Several targets are scored one by one, by their marginals.
+
+    Parameters
+    ----------
+    distribution
+        A NumPyro distribution with one law per row, such as `predict_dist(X)`.
+    targets
+        One per row, or an event of the distribution.
     """
-    values = _continuous_targets(distribution, targets)
-    components = normal_components(distribution, values.shape)
+    law, z, scale = _standardised(distribution, _continuous_targets(distribution, targets))
+    components = normal_components(law, z.shape)
     if components is None:
-        return _mean("cdf", quadrature_crps(distribution, values))
-    return _mean("parameters", normal_mixture_crps(*components, values))
+        return _mean("cdf", scale * quadrature_crps(law, z))
+    return _mean("parameters", scale * normal_mixture_crps(*components, z))
 
 
 def coverage(low: Any, high: Any, targets: Any) -> float:
-    """The share of targets with low ≤ y ≤ high. To be read together with `width`."""
+    """The share of targets with low ≤ y ≤ high. To be read together with `width`.
+
+    Parameters
+    ----------
+    low, high
+        The ends of the intervals, one per row.
+    targets
+        One per row.
+    """
     low, high = _interval(low, high)
     targets = _finite("targets", targets, "drop rows without a target.")
     _require_shape("targets", targets, "the interval", low.shape, "pass one target per interval.")
@@ -111,15 +154,29 @@ def coverage(low: Any, high: Any, targets: Any) -> float:
 
 
 def width(low: Any, high: Any) -> float:
-    """The mean of high − low, in units of y."""
+    """The mean of high − low, in units of y.
+
+    Parameters
+    ----------
+    low, high
+        The ends of the intervals, one per row.
+    """
     low, high = _interval(low, high)
     return float(np.mean(high - low))
 
 
 def probability_integral_transform(distribution: Distribution, targets: Any) -> Float[np.ndarray, "..."]:
-    """u = F(y) for every target, by marginals: uniform on (0, 1) where predictions are calibrated."""
-    values = _continuous_targets(distribution, targets)
-    below = marginal_cdf(distribution, values)
+    """u = F(y) for every target, by marginals: uniform on (0, 1) where predictions are calibrated.
+
+    Parameters
+    ----------
+    distribution
+        A NumPyro distribution with one law per row, such as `predict_dist(X)`.
+    targets
+        One per row, or an event of the distribution.
+    """
+    law, z, _ = _standardised(distribution, _continuous_targets(distribution, targets))
+    below = marginal_cdf(law, z)
     _require_no_nan("cdf", below)
     return np.clip(below, 0.0, 1.0)
 
@@ -129,6 +186,15 @@ def quantile_calibration_error(distribution: Distribution, targets: Any, levels:
 
     The mean *absolute* error of the reliability curve of Kuleshov et al. (2018), whose own score sums
     squares. Chance alone gives n independent, calibrated rows about 0.32/√n, for the default levels.
+
+    Parameters
+    ----------
+    distribution
+        A NumPyro distribution with one law per row, such as `predict_dist(X)`.
+    targets
+        One per row, or an event of the distribution.
+    levels
+        Which q, between 0 and 1.
     """
     levels = _finite("levels", levels, "such as (0.05, 0.5, 0.95).")
     if levels.ndim != 1 or np.any((levels <= 0) | (levels >= 1)):
@@ -137,28 +203,57 @@ def quantile_calibration_error(distribution: Distribution, targets: Any, levels:
     return float(np.mean(np.abs(below.mean(axis=0) - levels)))
 
 
-def accuracy(probabilities: Any, labels: Any) -> float:
-    """The share of rows whose most probable class is the label; of equals, the first counts."""
-    probabilities, labels = _classification(probabilities, labels)
+def accuracy(probabilities: Any, labels: Any, classes: Any = None) -> float:
+    """The share of rows whose most probable class is the label; of equals, the first counts.
+
+    Parameters
+    ----------
+    probabilities
+        One row per case, one column per class, such as `predict_proba(X)`.
+    labels
+        The number of the class of every row, or its name.
+    classes
+        The names of the columns, such as `model.classes_`; needed for labels that are names.
+    """
+    probabilities, labels = _classification(probabilities, labels, classes)
     return float(np.mean(probabilities.argmax(axis=1) == labels))
 
 
-def log_loss(probabilities: Any, labels: Any) -> float:
+def log_loss(probabilities: Any, labels: Any, classes: Any = None) -> float:
     """−mean log p(label). Probabilities are clipped to the machine epsilon of their type from below, as in
-    scikit-learn: an impossible label costs 15.9 in float32, 36.0 in float64, and not ∞."""
+    scikit-learn: an impossible label costs 15.9 in float32, 36.0 in float64, and not ∞.
+
+    Parameters
+    ----------
+    probabilities
+        One row per case, one column per class, such as `predict_proba(X)`.
+    labels
+        The number of the class of every row, or its name.
+    classes
+        The names of the columns, such as `model.classes_`; needed for labels that are names.
+    """
     kind = np.asarray(probabilities).dtype
     least = float(jnp.finfo(kind if jnp.issubdtype(kind, jnp.floating) else np.float64).eps)
-    probabilities, labels = _classification(probabilities, labels)
+    probabilities, labels = _classification(probabilities, labels, classes)
     of_label = np.take_along_axis(probabilities, labels[:, None], axis=1)
     return float(-np.mean(np.log(np.maximum(of_label, least))))
 
 
-def brier_score(probabilities: Any, labels: Any) -> float:
+def brier_score(probabilities: Any, labels: Any, classes: Any = None) -> float:
     """mean Σ_c (p_c − 1{c = label})², the sum over classes, between 0 and 2 (Brier, 1950).
 
     For two classes it is twice scikit-learn's `brier_score_loss`, which looks at one of them.
+
+    Parameters
+    ----------
+    probabilities
+        One row per case, one column per class, such as `predict_proba(X)`.
+    labels
+        The number of the class of every row, or its name.
+    classes
+        The names of the columns, such as `model.classes_`; needed for labels that are names.
     """
-    probabilities, labels = _classification(probabilities, labels)
+    probabilities, labels = _classification(probabilities, labels, classes)
     errors = probabilities - np.eye(probabilities.shape[1])[labels]
     return float(np.mean(np.sum(np.square(errors), axis=1)))
 
@@ -173,10 +268,22 @@ class ConfidenceBins(NamedTuple):
     accuracy: Float[np.ndarray, " bins"]
 
 
-def confidence_bins(probabilities: Any, labels: Any, bins: int = 15) -> ConfidenceBins:
-    """Confidence and accuracy of the most probable class, in `bins` bins of equal width."""
+def confidence_bins(probabilities: Any, labels: Any, bins: int = 15, classes: Any = None) -> ConfidenceBins:
+    """Confidence and accuracy of the most probable class, in `bins` bins of equal width.
+
+    Parameters
+    ----------
+    probabilities
+        One row per case, one column per class, such as `predict_proba(X)`.
+    labels
+        The number of the class of every row, or its name.
+    bins
+        How many bins of equal width.
+    classes
+        The names of the columns, such as `model.classes_`; needed for labels that are names.
+    """
     bins = require_count("bins", bins, 1, "it counts the bins of equal width on (0, 1]; 15 is usual.")
-    probabilities, labels = _classification(probabilities, labels)
+    probabilities, labels = _classification(probabilities, labels, classes)
     confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
     edges = np.linspace(0.0, 1.0, bins + 1)
     place = np.searchsorted(edges[1:-1], confidence)
@@ -189,16 +296,36 @@ def confidence_bins(probabilities: Any, labels: Any, bins: int = 15) -> Confiden
     return ConfidenceBins(edges, counts, mean(confidence), mean(right))
 
 
-def expected_calibration_error(probabilities: Any, labels: Any, bins: int = 15) -> float:
+def expected_calibration_error(probabilities: Any, labels: Any, bins: int = 15, classes: Any = None) -> float:
     """Σ_b (n_b/n) |accuracy_b − confidence_b| of the most probable class, in bins of equal width (Guo et al.,
-    2017). Never negative, so finite samples push it above 0 also where predictions are calibrated."""
-    table = confidence_bins(probabilities, labels, bins)
+    2017). Never negative, so finite samples push it above 0 also where predictions are calibrated.
+
+    Parameters
+    ----------
+    probabilities
+        One row per case, one column per class, such as `predict_proba(X)`.
+    labels
+        The number of the class of every row, or its name.
+    bins
+        How many bins of equal width.
+    classes
+        The names of the columns, such as `model.classes_`; needed for labels that are names.
+    """
+    table = confidence_bins(probabilities, labels, bins, classes)
     return float(np.nansum(table.counts * np.abs(table.accuracy - table.confidence)) / table.counts.sum())
 
 
 def auroc(scores_in: Any, scores_out: Any) -> float:
     """P(a score outside > a score inside), ties half: how well a score of uncertainty (entropy, variance, …)
-    tells inputs from outside the training distribution. ½ is chance, 1 perfect."""
+    tells inputs from outside the training distribution. ½ is chance, 1 perfect.
+
+    Parameters
+    ----------
+    scores_in
+        Of inputs like those of the training: one uncertainty per input.
+    scores_out
+        Of inputs from outside.
+    """
     inside, outside = (
         _finite(name, scores, "pass one uncertainty per input.")
         for name, scores in (("scores_in", scores_in), ("scores_out", scores_out))
@@ -233,7 +360,7 @@ def _mean(source: str, values: Float[np.ndarray, "..."]) -> float:
 
 def _numbers(name: str, value: Any, remedy: str) -> Shaped[np.ndarray, "..."]:
     try:
-        array = np.asarray(value)
+        array = plain(value)
     except ValueError:
         raise ValueError(f"{name} must be an array, got rows of different lengths; {remedy}") from None
     # JAX's test knows bfloat16, too.
@@ -269,11 +396,28 @@ def _targets(distribution: Any, targets: Any) -> Shaped[np.ndarray, "..."]:
         )
     shape = distribution.batch_shape + distribution.event_shape
     remedy = "pass one target per predicted row."
-    values = _finite("targets", targets, "drop rows without a target.")
+    whole = "drop rows without a target."
+    if isinstance(_components(distribution), CLASSES):
+        whole = "pass np.searchsorted(model.classes_, y) for names, or use log_loss, which takes them."
+    values = _finite("targets", targets, whole)
     if shape == ():
         remedy = f"for one law of all rows, use distribution.expand({values.shape})."
     _require_shape("targets", values, "the distribution", shape, remedy)
-    return np.asarray(targets) if distribution.is_discrete else values
+    return plain(targets) if distribution.is_discrete else values
+
+
+def _components(distribution: Any) -> Any:
+    return distribution._component_distribution if isinstance(distribution, Mixture) else distribution
+
+
+def _standardised(
+    distribution: Any, values: np.ndarray
+) -> tuple[Distribution, np.ndarray, Float[np.ndarray, "..."]]:
+    """The law without its units, the targets in those, and their scale, for each of them."""
+    if not isinstance(distribution, Mixture) or distribution.scale is None:
+        return distribution, values, np.ones(values.shape)
+    z = (values - as_float64(distribution.location)) / as_float64(distribution.scale)
+    return distribution.standardised, z, np.broadcast_to(as_float64(distribution.scale), z.shape)
 
 
 def _continuous_targets(distribution: Any, targets: Any) -> Float[np.ndarray, "..."]:
@@ -302,7 +446,7 @@ def _interval(low: Any, high: Any) -> tuple[Float[np.ndarray, "..."], Float[np.n
 
 
 def _classification(
-    probabilities: Any, labels: Any
+    probabilities: Any, labels: Any, classes: Any
 ) -> tuple[Float[np.ndarray, "rows classes"], Int[np.ndarray, " rows"]]:
     remedy = "pass one row per case and one column per class, such as predict_proba(X)."
     table = _finite("probabilities", probabilities, remedy)
@@ -317,14 +461,4 @@ def _classification(
             f"probabilities must be ≥ 0 and sum to 1 in every row, got {table[row]} in row {row}; "
             "apply jax.nn.softmax to logits."
         )
-    remedy = f"pass the number of each row's class, 0 to {table.shape[1] - 1}."
-    classes = _numbers("labels", labels, remedy)
-    _require_shape("labels", classes, "one class per row is", table.shape[:1], remedy)
-    if jnp.issubdtype(classes.dtype, jnp.floating):
-        raise TypeError(f"labels must be integers, got {classes.dtype}; {remedy}")
-    classes = classes.astype(np.int64)
-    unknown = (classes < 0) | (classes >= table.shape[1])
-    if np.any(unknown):
-        row = _first_row(unknown)
-        raise ValueError(f"labels must be classes, got {classes[row]} in row {row}; {remedy}")
-    return table, classes
+    return table, class_numbers(labels, table.shape, classes)

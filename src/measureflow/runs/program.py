@@ -72,8 +72,8 @@ class Program:
         """`records` times: record the state, then take `steps` steps."""
         flow = self.flow.tabulated(int(state.step), max(records * steps, 1), SCHEDULED)
         counts = jnp.asarray(records, jnp.int32), jnp.asarray(steps, jnp.int32)
-        flow, counts = place(self.mesh, (flow, counts))
-        return _call(self.problem, flow, state, batches, self.key, *counts, buffer, self.layout)
+        flow, (times, each) = place(self.mesh, (flow, counts))
+        return _call(self.problem, flow, state, batches, self.key, times, each, buffer, self.layout)
 
     def finite(self, state: Any) -> Bool[Array, " n"]:
         """Which of what moves is finite."""

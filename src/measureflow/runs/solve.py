@@ -13,7 +13,7 @@ from jaxtyping import Array, Key
 from measureflow.core.devices import require_mesh
 from measureflow.core.pytrees import particle_count
 from measureflow.core.validation import require_count, typed_key
-from measureflow.flows.counting import counted
+from measureflow.flows.counting import begun
 from measureflow.flows.flow import AbstractFlow
 from measureflow.runs.batches import AbstractBatches
 from measureflow.runs.checkpoint import Checkpoint, Saved, Store
@@ -45,7 +45,7 @@ def solve(
     data: Any = None,
     batch_size: int | None = None,
     record_every: int | None = None,
-    progress: bool = False,
+    progress: bool | str = False,
     checkpoint: Checkpoint | None = None,
     callback: Callback | None = None,
     collect: Draws | None = None,
@@ -76,7 +76,7 @@ def solve(
     record_every
         How many steps lie between two records of `history`; None makes about 1,000 of them.
     progress
-        Whether to show a progress bar.
+        Whether to show a progress bar; a text is its name.
     checkpoint
         With one, the same call resumes a run that was cut off, and returns at once if it was finished;
         `steps` may have grown.
@@ -135,9 +135,8 @@ def solve(
 
 
 def _begun(problem: Problem, flow: AbstractFlow, initial: Any) -> tuple[AbstractFlow, Any, AbstractMeasure]:
-    """The flow, its state at `initial`, and the measure of that. What has a `step` is a state."""
-    flow = counted(flow, problem, initial)
-    state = flow.resume(problem, initial) if hasattr(initial, "step") else flow.init(problem, initial)
+    """The flow, its state at `initial`, and the measure of that."""
+    flow, state = begun(flow, problem, initial)
     measure = flow.measure(state)
     if not isinstance(measure, AbstractMeasure):
         raise TypeError(
@@ -177,7 +176,7 @@ class SolveRun(AbstractRun):
     def step(self) -> int:
         return int(self.state.step)
 
-    def solved(self, callbacks: tuple[Callback, ...], progress: bool) -> Solution:
+    def solved(self, callbacks: tuple[Callback, ...], progress: bool | str) -> Solution:
         """The run from its beginning, or from its newest checkpoint, to its end."""
         saved = None if self.store is None else self.store.latest(self.state)
         if saved is None:
@@ -185,7 +184,7 @@ class SolveRun(AbstractRun):
             self._require_finite_start()
         else:
             self._resume(saved)
-        bar = "" if progress else None
+        bar = (progress if isinstance(progress, str) else "") if progress else None
         signal = drive(self, self.end, first=self.first, progress=bar, callbacks=callbacks)
         if signal is not None:
             raise self._interrupted(signal)
@@ -264,8 +263,7 @@ class SolveRun(AbstractRun):
         if self.step > self.end:
             raise ValueError(
                 f"the run in {folder} is at step {self.step}, beyond steps={self.end - self.first}; steps "
-                "may "
-                "only grow."
+                "may only grow."
             )
         columns = {name: values for name, values in saved.history.items() if not name.startswith(_DRAWS)}
         self.log.record_every = saved.notes["record_every"]
@@ -315,8 +313,7 @@ class SolveRun(AbstractRun):
             )
             raise ValueError(
                 f"{what} is {value} at `initial`, step {self.step}; check it, the data and `initial` for "
-                "NaN, "
-                "infinities and logarithms of zero."
+                "NaN, infinities and logarithms of zero."
             )
 
     def _can_restart(self) -> bool:

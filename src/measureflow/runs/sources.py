@@ -31,9 +31,11 @@ from measureflow.runs.batches import (
     data_key,
     is_on_disk,
     on_device,
+    on_host,
     require_batch_size,
     shuffled_rows,
 )
+from measureflow.runs.fingerprints import OfType
 
 # A stack of batches has no more than this, unless one batch has.
 _STACK_BYTES = 2**28
@@ -65,12 +67,12 @@ class AbstractSource(abc.ABC):
     @abc.abstractmethod
     def prefetch(self, step: int, count: int) -> int:
         """How many of the `count` steps from `step` on have a batch, of those that can be taken together.
-        A step that was asked for before may be asked for again while its call has not ended."""
+        A step may be asked for again until the call that takes it has ended."""
 
     @abc.abstractmethod
     def ahead(self, size: Callable[[int], int]) -> None:
-        """Begin to make what comes after the batches that were taken, but return at once. The call from some
-        step on will take `size(step)` steps, so far as one knows: never more than the run still needs."""
+        """Begin to make the batches after those that were taken, and return at once. The call that begins at
+        some step will take `size(step)` steps, as far as is known: never more than the run still needs."""
 
     @abc.abstractmethod
     def take(self, step: int, count: int) -> AbstractBatches:
@@ -78,7 +80,7 @@ class AbstractSource(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """The run has ended, well or not."""
+        """Let go of everything: the run has ended, with or without an error."""
 
 
 class Arrays(AbstractSource):
@@ -134,7 +136,8 @@ class _AbstractStream(AbstractSource):
     makes the next and sends it to the device. The two threads never touch the data at the same time."""
 
     def __init__(self, batch: PyTree, share: float):
-        leaves, self.structure = jax.tree.flatten(batch)
+        paths, self.structure = jax.tree_util.tree_flatten_with_path(batch)
+        self.paths, leaves = zip(*paths, strict=True) if paths else ((), ())
         self.shapes = [leaf.shape for leaf in leaves]
         self.dtypes = [leaf.dtype.newbyteorder("=") for leaf in leaves]
         size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._kinds())
@@ -178,7 +181,7 @@ class _AbstractStream(AbstractSource):
         return self.stack.batches
 
     def close(self) -> None:
-        """The thread ends with the batch that it is at. Who pressed Ctrl-C twice does not wait for that."""
+        """The thread ends with the batch that it is at. After a second Ctrl-C nothing waits for that."""
         self.closed = True
         if self.background is None:
             return
@@ -219,7 +222,7 @@ class Stream(_AbstractStream):
 
     Except for the first batches, it is asked in another thread while the device computes, but never for more
     than the run needs: one that finishes after k steps has used k batches. One that does not, for an error or
-    Ctrl-C, may have asked for up to two stacks more. What the iterator raises is raised by the run, once the
+    Ctrl-C, may have asked for up to two stacks more. What the iterator raises, the run raises, once the
     steps of the batches before are taken.
     """
 
@@ -230,18 +233,18 @@ class Stream(_AbstractStream):
         self.at = self._position()
         self.error: Exception | None = None
         try:
-            batch = jax.tree.map(_on_host, self._asked())
+            batch = jax.tree_util.tree_map_with_path(on_host, self._asked())
         except StopIteration:
             raise ValueError(
                 f"data is an iterator that yields no batch, got {data!r}; pass one that does."
             ) from None
-        # What was asked for and has not gone into a stack: at most one, to look at.
+        # Batches that were asked for and are not in a stack yet: at most one, to look at.
         self.waiting = [(jax.tree.leaves(batch), self._position())]
         super().__init__(batch, 0.0)
 
     def made_of(self) -> Any:
         """Its type: what an iterator will yield cannot be compared."""
-        return self.data
+        return OfType(self.data)
 
     def position(self, step: int) -> Any:
         """Where the iterator stood before the batch of `step`; None if it cannot say so in JSON."""
@@ -326,14 +329,14 @@ class Stream(_AbstractStream):
                 f"data yields batches of different structures, got {self.structure} and {structure}; yield "
                 "the same pytree every time."
             )
-        leaves = [_on_host(leaf) for leaf in leaves]
+        leaves = list(map(on_host, self.paths, leaves))
         shapes, dtypes = [leaf.shape for leaf in leaves], [leaf.dtype for leaf in leaves]
         if shapes != self.shapes:
             raise ValueError(
                 f"data yields batches of different shapes, got {self.shapes} and {shapes}; drop the short "
                 "one (drop_last=True in a loader), so that there is one program."
             )
-        if dtypes != self.dtypes and not all(map(_fits, dtypes, self.dtypes)):
+        if dtypes != self.dtypes and not all(map(_fits, leaves, self.dtypes)):
             first, then = ", ".join(map(str, self.dtypes)), ", ".join(map(str, dtypes))
             raise ValueError(
                 f"data yields batches of different dtypes, got {first} and then {then}; yield the same every "
@@ -342,18 +345,13 @@ class Stream(_AbstractStream):
         return leaves
 
 
-def _fits(dtype: np.dtype, first: np.dtype) -> bool:
-    return np.can_cast(dtype, first, "same_kind")
-
-
-def _on_host(leaf: Any) -> np.ndarray:
-    """An array of any library in NumPy; the tensors of PyTorch and TensorFlow have a method for it."""
-    values = np.asarray(leaf.numpy() if hasattr(leaf, "numpy") else leaf)
-    if values.dtype.kind in "OSUMm":
-        raise TypeError(
-            f"data must hold numbers, got {leaf!r} of type {type(leaf).__name__}; leave it out, or encode it."
-        )
-    return values
+def _fits(leaf: np.ndarray, first: np.dtype) -> bool:
+    """Whether its numbers are numbers of the type of the first batch, up to the rounding of floats."""
+    if np.can_cast(leaf.dtype, first) or not np.can_cast(leaf.dtype, first, "same_kind"):
+        return np.can_cast(leaf.dtype, first)
+    with np.errstate(over="ignore"):
+        cast = leaf.astype(first)
+    return bool(np.all(np.isfinite(cast) == np.isfinite(leaf) if first.kind == "f" else cast == leaf))
 
 
 class OnDisk(_AbstractStream):
@@ -373,10 +371,13 @@ class OnDisk(_AbstractStream):
             raise ValueError(
                 f"data has {self.cases} cases, but steps count them in 32 bits; pass an iterator of batches."
             )
-        self.data = jax.tree.map(lambda leaf: leaf if is_on_disk(leaf) else _on_host(leaf), data)
+        self.data = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: leaf if is_on_disk(leaf) else on_host(path, leaf), data
+        )
         self.key = data_key(key)
-        batch = jax.tree.map(
-            lambda leaf: np.broadcast_to(_on_host(leaf[:1]), (self.batch_size, *leaf.shape[1:])), self.data
+        batch = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: np.broadcast_to(on_host(path, leaf[:1]), (self.batch_size, *leaf.shape[1:])),
+            self.data,
         )
         super().__init__(batch, self.batch_size / self.cases)
 
@@ -407,7 +408,8 @@ class OnDisk(_AbstractStream):
         """In the order of the disk, which is faster, and the only one that h5py allows."""
         order = np.argsort(rows)
         places = np.argsort(order)
-        return [_on_host(leaf[rows[order]])[places] for leaf in jax.tree.leaves(self.data)], None
+        leaves = zip(self.paths, jax.tree.leaves(self.data), strict=True)
+        return [on_host(path, leaf[rows[order]])[places] for path, leaf in leaves], None
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
@@ -421,10 +423,10 @@ def _rows(
 
 def _digest(leaf: Any) -> str:
     """Shape, dtype, and a hash of some rows, in words."""
-    cases, row = leaf.shape[0], _on_host(leaf[:1])
+    cases, row = leaf.shape[0], np.asarray(leaf[:1])
     most = cases if cases * row.nbytes <= _HASHED_BYTES else min(_HASHED_ROWS, _HASHED_BYTES // row.nbytes)
     rows = np.unique(np.linspace(0, cases - 1, max(most, 1)).astype(int))
-    values = hashlib.sha256(_on_host(leaf[rows]).tobytes()).hexdigest()[:16]
+    values = hashlib.sha256(np.asarray(leaf[rows]).tobytes()).hexdigest()[:16]
     return f"{row.dtype}{list(leaf.shape)} sha256 of {len(rows)} rows {values}"
 
 

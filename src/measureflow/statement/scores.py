@@ -57,8 +57,7 @@ class LogScore(AbstractFunctional):
         if getattr(found, "ndim", None) != 1:
             raise ValueError(
                 f"LogScore needs log p of every case, shape (cases,), got shape {jnp.shape(found)}; return "
-                "one "
-                "number per case, not their mean."
+                "one number per case, not their mean."
             )
         return found
 
@@ -132,8 +131,7 @@ class KernelScore(AbstractFunctional):
         if not isinstance(self.kernel, SquaredExponential):
             raise TypeError(
                 f"KernelScore kernel must be a SquaredExponential on the targets, got {self.kernel!r}; its "
-                "mean "
-                "over a Normal law has a closed form."
+                "mean over a Normal law has a closed form."
             )
 
     def value(self, measure: Empirical, batch: PyTree = None) -> Float[Array, ""]:
@@ -196,7 +194,8 @@ class Laws(eqx.Module):
                 "mf.LogScore(loss), which takes any law."
             )
         shape = law.batch_shape + law.event_shape
-        return tuple(jnp.broadcast_to(x, shape).reshape(shape[0], -1) for x in (location, deviation))
+        rows = [jnp.broadcast_to(x, shape).reshape(shape[0], -1) for x in (location, deviation)]
+        return rows[0], rows[1]
 
     def targets(self, theta: Parameters) -> Float[Array, " cases k"]:
         law, targets = self.predicted(theta)

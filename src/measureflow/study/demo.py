@@ -70,7 +70,7 @@ def run_demo(seed: int, progress: bool = False) -> Iterator[Result]:
     ]
     for name, problem, flow, start in methods:
         steps = SETTINGS["steps"] if flow is wasserstein else 2_000
-        measure = solve(problem, flow, start, steps, run_key, progress=progress).measure
+        measure = solve(problem, flow, start, steps, run_key, progress=name if progress else False).measure
         particles = measure.particles if isinstance(measure, Empirical) else measure.sample(draw_key, n)
         value = float(problem.value(measure))
         rng = np.random.default_rng(seed)

@@ -60,8 +60,9 @@ def run_uci(
     from measureflow.tables.crossvalidation import cross_validate
     from measureflow.tables.estimators import EnsembleRegressor
 
-    for name in sets:
-        data = load_uci(name, progress=progress)
+    # All of them first: a set that is missing should not be noticed after hours.
+    loaded = {name: load_uci(name, progress=progress) for name in sets}
+    for name, data in loaded.items():
         for method in methods:
             began = time.perf_counter()
             estimator = EnsembleRegressor(method, random_state=seed, verbose=int(progress))

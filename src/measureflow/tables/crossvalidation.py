@@ -8,6 +8,7 @@ import numpy as np
 from sklearn.base import clone, is_classifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import check_cv
+from sklearn.utils import check_consistent_length
 
 from measureflow.prediction import metrics
 from measureflow.tables.estimators import AbstractEnsemble
@@ -37,7 +38,10 @@ def cross_validate(
             f"estimator must be an EnsembleRegressor or EnsembleClassifier, got {type(estimator).__name__}; "
             "for others, pipelines included, use sklearn.model_selection.cross_validate."
         )
+    if not 0 < coverage < 1:
+        raise ValueError(f"coverage must be between 0 and 1, got {coverage}; 0.9 is usual.")
     X, y = (part if hasattr(part, "shape") else np.asarray(part) for part in (X, y))
+    check_consistent_length(X, y, sample_weight)
     splitter: Any = check_cv(cv, y, classifier=is_classifier(estimator))
     splits = list(splitter.split(X, y))
     fitted = [cast(Any, clone(estimator)) for _ in splits]
@@ -45,8 +49,8 @@ def cross_validate(
     for one, (train, _) in zip(fitted, splits, strict=True):
         weight = None if sample_weight is None else np.asarray(sample_weight)[train]
         tables.append(one._prepare(rows_of(X, train), rows_of(y, train), weight))
-    if is_classifier(estimator) and len({tuple(one.classes_) for one in fitted}) > 1:
-        raise ValueError("cv gives splits whose training rows have different classes; stratify them.")
+    if is_classifier(estimator):
+        _require_same_classes(fitted, [np.asarray(rows_of(y, test)) for _, test in splits])
     _fit_together(fitted, tables)
     rows = [
         _scores(one, rows_of(X, test), np.asarray(rows_of(y, test)), coverage)
@@ -69,6 +73,18 @@ def _fit_together(estimators: list[Any], tables: list[Table]) -> None:
         warnings.warn(f"{len(told)} of {len(complaints)} fits: {told[0]}", ConvergenceWarning, stacklevel=3)
 
 
+def _require_same_classes(fitted: list[Any], tested: list[np.ndarray]) -> None:
+    """Of all training rows, and of the rows that are to be scored."""
+    if len({tuple(one.classes_) for one in fitted}) > 1:
+        raise ValueError("cv gives splits whose training rows have different classes; stratify them.")
+    for one, labels in zip(fitted, tested, strict=True):
+        if not np.isin(labels, one.classes_).all():
+            raise ValueError(
+                f"cv gives a split whose test rows have classes {np.unique(labels)!r}, but its training rows "
+                f"{one.classes_!r}; stratify it."
+            )
+
+
 def _alike(estimators: list[Any], tables: list[Table]) -> list[tuple[list[Any], list[Table]]]:
     """In groups that are one program: those with one network and one likelihood. Counts have likelihoods of
     their own, which start from the mean of their training rows."""
@@ -88,11 +104,6 @@ def _alike(estimators: list[Any], tables: list[Table]) -> list[tuple[list[Any], 
 def _scores(estimator: Any, X: Any, y: np.ndarray, coverage: float) -> dict[str, float]:
     distribution = estimator.predict_dist(X)
     if is_classifier(estimator):
-        if not np.isin(y, estimator.classes_).all():
-            raise ValueError(
-                f"cv gives a split whose test rows have classes {np.unique(y)!r}, but its training rows "
-                f"{estimator.classes_!r}; stratify it."
-            )
         labels, probabilities = np.searchsorted(estimator.classes_, y), estimator.predict_proba(X)
         return {
             "negative_log_likelihood": metrics.negative_log_likelihood(distribution, labels),
@@ -100,7 +111,7 @@ def _scores(estimator: Any, X: Any, y: np.ndarray, coverage: float) -> dict[str,
             "brier_score": metrics.brier_score(probabilities, labels),
             "expected_calibration_error": metrics.expected_calibration_error(probabilities, labels),
         }
-    low, high = estimator.predict_interval(X, coverage)
+    low, high, y = *estimator.predict_interval(X, coverage), np.asarray(y, np.float64)
     targets = y.reshape(len(y), -1) if estimator._targets() > 1 else y.reshape(len(y))
     marginals = distribution if estimator._targets() == 1 else distribution.marginals
     scores = {

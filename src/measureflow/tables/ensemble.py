@@ -30,9 +30,13 @@ from measureflow.saving.documents import save
 from measureflow.tables.convergence import not_converged
 from measureflow.tables.methods import Method, method_of
 from measureflow.tables.recipe import Recipe, batch_size_for, steps_for
-from measureflow.tables.table import Table, moments, standardised
+from measureflow.tables.scaling import moments, standardised
+from measureflow.tables.table import Table
 from measureflow.tables.targets import Head, changes_units
 from measureflow.tables.training import Ensembles, Trainer
+
+# Of the sum n of all weights, 1/n is the prior's weight: a number in single precision.
+_WEIGHTS = (1e-30, 1e30)
 
 Own = TypeVar("Own", bound="AbstractEnsemble")
 
@@ -51,7 +55,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
     spread_: float
     n_iter_: int
     history_: History
-    validation_scores_: dict[tuple[float, float], float]
+    validation_scores_: dict[str, np.ndarray]
 
     def __init__(
         self,
@@ -164,11 +168,19 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         if not weights.any():
             raise ValueError("sample_weight is zero for every row; give some rows a weight > 0.")
+        with np.errstate(over="ignore"):
+            total = weights.sum()
+        if not _WEIGHTS[0] < total < _WEIGHTS[1]:
+            raise ValueError(
+                f"sample_weight sums to {total:.3g}, but a row of weight k counts as k equal rows; divide it "
+                "by its mean."
+            )
         X, y, weights = X[weights > 0], y[weights > 0], weights[weights > 0]
         if again:
             self._require_unchanged()
         else:
-            self.input_mean_, self.input_scale_ = moments(X, weights)
+            names = getattr(self, "feature_names_in_", None)
+            self.input_mean_, self.input_scale_ = moments("X", X, weights, names)
             self._set_targets(y, weights)
             hidden = (50,) if len(X) <= 20_000 else (100,)
             self.network_, self.likelihood_ = self._network(hidden if self.hidden is None else self.hidden)
@@ -215,6 +227,11 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         for name in ("steps", "batch_size"):
             if getattr(self, name) is not None:
                 require_count(name, getattr(self, name), 1, "None goes by the number of rows.")
+        if self.method == "FD-GVI" and self.particles == 1 and self._goes_on():
+            raise ValueError(
+                "warm_start with method='FD-GVI' goes on from the Gaussian of the last fit's particles, and "
+                "particles=1 has no spread; begin anew with warm_start=False, and more particles."
+            )
         if not 0 < self.validation_fraction < 1:
             raise ValueError(
                 f"validation_fraction must be between 0 and 1, got {self.validation_fraction}; try 0.1."
@@ -286,7 +303,11 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         self.prior_weight_ = choice.candidate.prior_weight
         self.n_iter_ = found.steps[index]
         self.history_ = found.histories[index]
-        self.validation_scores_ = {tuple(c): score for c, score in choice.scores.items()}
+        self.validation_scores_ = {
+            "prior_weight": np.array([candidate.prior_weight for candidate in choice.scores]),
+            "share_of_steps": np.array([candidate.steps for candidate in choice.scores]),
+            "log_density": np.array(list(choice.scores.values())),
+        }
 
     def _predictive(self, location: Any = None, scale: Any = None) -> Predictive:
         particles = jax.tree.map(jnp.asarray, self.particles_)
@@ -305,14 +326,27 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         return standardised(X, self.input_mean_, self.input_scale_)
 
     def predict_dist(self, X: Any) -> Mixture:
-        """p(y | x) for every row: the mixture over particles, a NumPyro distribution in single precision."""
+        """p(y | x) for every row: the mixture over particles, a NumPyro distribution.
+
+        It is computed in single precision, in standardised units; its numbers in the units of the targets are
+        float64 of NumPy."""
         rows = self._rows(X)
         return self._predictive(*self._units())(rows)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The devices of a mesh belong to this process.
-        return cast(dict, super().__getstate__()) | {"mesh": None}
+        # The devices of a mesh belong to this process, and so do arrays of JAX, which not all can write.
+        state = cast(dict, super().__getstate__()) | {"mesh": None}
+        return state | _moved(np.asarray, state)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state | _moved(jnp.asarray, state))
 
     def save(self, path: PathLike, *, force: bool = False) -> None:
         """Write the fitted estimator to one file, for `mf.load`: see `mf.save`."""
         save(self, path, force=force)
+
+
+def _moved(place: Callable, state: dict[str, Any]) -> dict[str, Any]:
+    """Network and likelihood of a fitted estimator, with the arrays of another library."""
+    functions = {name: state[name] for name in ("network_", "likelihood_") if name in state}
+    return jax.tree.map(lambda leaf: place(leaf) if eqx.is_array(leaf) else leaf, functions)

@@ -15,12 +15,15 @@ from sklearn.utils.validation import validate_data
 
 from measureflow.networks.likelihoods import AbstractLikelihood, Categorical
 from measureflow.prediction.predictive import Mixture
+from measureflow.saving.registry import require
 from measureflow.tables.ensemble import AbstractEnsemble
+from measureflow.tables.in_files import in_files, require_units
 from measureflow.tables.methods import Method
-from measureflow.tables.table import moments
+from measureflow.tables.scaling import moments
 from measureflow.tables.targets import Head, head_for, law_of, require_support
 
 
+@in_files
 class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     """Regression by an ensemble of networks that is a measure: predictions with honest uncertainty.
 
@@ -89,9 +92,9 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         Of the final training, at some fifty steps: `loss` (mean negative log-likelihood of the training rows
         over particles), `mixture_loss` (that of their mixture), `gradient_norm`, and more; on all rows, or on
         2,000 that lie evenly.
-    validation_scores_ : dict
-        Mean held-out log density of each (prior weight, share of steps) that was tried, in units of
-        standardised targets.
+    validation_scores_ : dict of arrays
+        `prior_weight`, `share_of_steps` and `log_density`, with one entry for each candidate, the last its
+        mean on held-out rows, in units of standardised targets; empty where none was chosen.
     input_mean_, input_scale_, target_mean_, target_scale_ : array
         Scaling.
     target_shape_ : tuple
@@ -99,6 +102,10 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     n_features_in_, feature_names_in_ : int, array of str
         The columns of X, and their names if they have any.
     """
+
+    target_shape_: tuple[int, ...]
+    target_mean_: np.ndarray
+    target_scale_: np.ndarray
 
     def __init__(
         self,
@@ -155,7 +162,9 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         """The ends of the central interval that holds the target with probability `coverage`."""
         if not 0 < coverage < 1:
             raise ValueError(f"coverage must be between 0 and 1, got {coverage}; 0.9 is usual.")
-        low, high = self._map(eqx.Partial(_interval, jnp.asarray(coverage, jnp.float32)), X)
+        # Of 1 − coverage, single precision keeps the digits that coverage has lost.
+        tail = jnp.asarray((1 - float(coverage)) / 2, jnp.float32)
+        low, high = self._map(eqx.Partial(_interval, tail), X)
         return self._in_units(low), self._in_units(high)
 
     def _validated(self, X: Any, y: Any, again: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -170,7 +179,13 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
 
     def _set_targets(self, y: np.ndarray, weights: np.ndarray) -> None:
         self.target_shape_ = y.shape[1:]
-        self.target_mean_, self.target_scale_ = moments(y, weights)
+        self.target_mean_, self.target_scale_ = moments("y", y, weights)
+
+    def _require_targets(self) -> None:
+        shape = self.target_shape_
+        counts = isinstance(shape, tuple) and all(type(size) is int and size > 0 for size in shape)
+        require(counts and len(shape) <= 1, "target_shape_ is no shape of targets")
+        require_units("target", self.target_mean_, self.target_scale_, shape)
 
     def _targets(self) -> int:
         return self.target_shape_[0] if self.target_shape_ else 1
@@ -181,7 +196,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     def _units(self) -> tuple[Any, Any]:
         if not self._has_units():
             return None, None
-        location, scale = (np.asarray(v, np.float32) for v in (self.target_mean_, self.target_scale_))
+        location, scale = self.target_mean_, self.target_scale_
         return (location, scale) if self._targets() > 1 else (location.reshape(()), scale.reshape(()))
 
     def _encoded(self, y: np.ndarray) -> np.ndarray:
@@ -199,11 +214,13 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         return self.target_scale_ * values + (self.target_mean_ if shifted else 0.0)
 
 
+@in_files
 class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     """Classification by an ensemble of networks that is a measure: probabilities that know what they do not.
 
     `predict_dist(X).mutual_information()` tells inputs on which the particles disagree. Fits that have not
-    converged are told as in `EnsembleRegressor`.
+    converged are told as in `EnsembleRegressor`. For classes of unequal weight, pass `fit` a `sample_weight`,
+    as of `sklearn.utils.class_weight.compute_sample_weight`.
 
     Parameters
     ----------
@@ -259,13 +276,53 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         The steps that the particles took.
     history_ : History
         Of the final training, at some fifty steps, as in `EnsembleRegressor`.
-    validation_scores_ : dict
-        Mean held-out log probability of each (prior weight, share of steps) that was tried.
+    validation_scores_ : dict of arrays
+        `prior_weight`, `share_of_steps` and `log_density`, the mean held-out log probability, of each
+        candidate.
     input_mean_, input_scale_ : array
         Scaling.
     n_features_in_, feature_names_in_ : int, array of str
         The columns of X, and their names if they have any.
     """
+
+    classes_: np.ndarray
+
+    def __init__(
+        self,
+        method: str | Method = "DRLE",
+        *,
+        particles: int = 20,
+        hidden: Sequence[int] | None = None,
+        activation: str = "relu+tanh",
+        prior_weight: float | None = None,
+        mmd: float = 0.5,
+        steps: int | None = None,
+        batch_size: int | None = None,
+        step_size: float = 0.01,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        warm_start: bool = False,
+        random_state: Any = None,
+        verbose: int = 0,
+        mesh: Mesh | None = None,
+    ):
+        super().__init__(
+            method,
+            particles=particles,
+            hidden=hidden,
+            activation=activation,
+            prior_weight=prior_weight,
+            mmd=mmd,
+            steps=steps,
+            batch_size=batch_size,
+            step_size=step_size,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            warm_start=warm_start,
+            random_state=random_state,
+            verbose=verbose,
+            mesh=mesh,
+        )
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class."""
@@ -280,7 +337,15 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     def _validated(self, X: Any, y: Any, again: bool) -> tuple[np.ndarray, np.ndarray]:
         X, y = validate_data(self, X, y, reset=not again, dtype=np.float64)
         check_classification_targets(y)
-        classes = np.unique(y)
+        try:
+            classes = np.unique(y)
+        except TypeError:
+            kinds = ", ".join(sorted({type(label).__name__ for label in y}))
+            raise ValueError(
+                f"y must hold labels of one type, got {kinds}; drop rows without a label, and turn the "
+                "others into text with astype(str)."
+            ) from None
+        check_classification_targets(y)
         if len(classes) < 2:
             raise ValueError(f"y holds one class only, got {classes!r}; classification needs at least two.")
         if again and not np.isin(classes, self.classes_).all():
@@ -291,7 +356,20 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         return X, y
 
     def _set_targets(self, y: np.ndarray, weights: np.ndarray) -> None:
-        self.classes_ = np.unique(y)
+        classes = np.unique(y)
+        if len(classes) < 2:
+            raise ValueError(
+                f"sample_weight is 0 for every row but those of class {classes.tolist()[0]!r}, and "
+                "classification needs two classes or more; give rows of another class a weight > 0."
+            )
+        self.classes_ = classes
+
+    def _require_targets(self) -> None:
+        one_each = (
+            isinstance(self.classes_, np.ndarray) and self.classes_.ndim == 1 and len(self.classes_) > 1
+        )
+        sorted_once = one_each and np.array_equal(np.unique(self.classes_), self.classes_)
+        require(sorted_once, "classes_ are no sorted classes")
 
     def _likelihood(self) -> Head:
         return Head(Categorical(classes=len(self.classes_)), len(self.classes_))
@@ -311,8 +389,8 @@ def _mean_and_deviation(mixture: Mixture) -> Any:
     return mixture.mean, jnp.sqrt(mixture.variance)
 
 
-def _interval(coverage: jax.Array, mixture: Mixture) -> Any:
-    return (mixture.marginals if mixture.event_shape else mixture).interval(coverage)
+def _interval(tail: jax.Array, mixture: Mixture) -> Any:
+    return (mixture.marginals if mixture.event_shape else mixture).between_tails(tail)
 
 
 def _probabilities(mixture: Mixture) -> Any:

@@ -6,9 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-# Standardised inputs stay finite numbers in single precision.
-_FARTHEST = 1e6
-
 
 class Table(NamedTuple):
     """Rows to learn from. `weights` have mean 1; `cases` is what they stand for, the n of 1/n."""
@@ -54,20 +51,6 @@ def stacked(tables: list[Table]) -> tuple[Array, Array, Array]:
     inputs = np.stack([filled(table.inputs) for table in tables])
     targets = np.stack([filled(table.targets) for table in tables])
     return jnp.asarray(inputs), jnp.asarray(targets), jnp.asarray(weights)
-
-
-def moments(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weighted mean and standard deviation of every column; 1 for one that does not vary."""
-    mean = np.asarray(np.average(values, axis=0, weights=weights))
-    deviation = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weights))
-    # Rounding leaves a constant column a little deviation.
-    varies = deviation > 1e-12 * np.abs(mean)
-    return mean, np.where(varies & np.isfinite(deviation), deviation, 1.0)
-
-
-def standardised(values: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """As a network sees them."""
-    return np.clip((values - mean) / scale, -_FARTHEST, _FARTHEST).astype(np.float32)
 
 
 def rows_of(frame: Any, rows: np.ndarray) -> Any:

@@ -12,8 +12,10 @@ from numpyro.distributions import Distribution, Independent, Normal, StudentT, c
 
 from measureflow.core.validation import require_count
 from measureflow.networks import likelihoods
-from measureflow.networks.likelihoods import AbstractLikelihood, distribution_of, require_likelihood
+from measureflow.networks.likelihoods import AbstractLikelihood, distribution_of
 from measureflow.networks.network import Network
+from measureflow.networks.validation import require_likelihood
+from measureflow.saving.registry import require, saved
 
 # In units of the targets' standard deviation: noise below this is not believed.
 _SMALLEST_SCALE = 1e-3
@@ -36,6 +38,7 @@ _SUPPORTS = (
 )
 
 
+@saved(check=lambda law: require(law.shift.shape == (law.likelihood.width,), "shift is not of the outputs"))
 class Shifted(eqx.Module):
     """likelihood(outputs + shift): a network for counts starts from their mean."""
 
@@ -116,6 +119,12 @@ def require_support(law: Distribution, y: np.ndarray, likelihood: Any) -> None:
             raise ValueError(
                 f"y must hold {words} for likelihood={likelihood!r}, got {y[bad][0]:g}; use another."
             )
+    if _of_one_target(law).support is constraints.nonnegative_integer and y.max() > likelihoods.LARGEST_MEAN:
+        raise ValueError(
+            f"y holds {y.max():.3g}, but likelihood={likelihood!r} has means up to "
+            f"{likelihoods.LARGEST_MEAN:.2g}; count in larger units, such as thousands, or use "
+            "likelihood='heteroscedastic'."
+        )
 
 
 def _of_one_target(law: Distribution) -> Any:
