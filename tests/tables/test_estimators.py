@@ -19,6 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from measureflow.prediction import metrics
+from measureflow.runs.solution import DivergenceError
 from measureflow.tables import training, trials
 from measureflow.tables.choosing import SPREADS
 from measureflow.tables.crossvalidation import cross_validate

@@ -35,6 +35,7 @@ def _described(estimator: Any) -> dict[str, Any]:
 
 
 def require_units(name: str, mean: Any, scale: Any, shape: tuple[int, ...]) -> None:
+    """Means and scales that `fit` could have learned."""
     floats = all(isinstance(v, np.ndarray | np.generic) and v.dtype == np.float64 for v in (mean, scale))
     finite = floats and mean.shape == scale.shape == shape and np.isfinite([mean, scale]).all()
     message = f"{name}_mean_ and {name}_scale_ > 0 are not finite numbers of shape {shape}"
