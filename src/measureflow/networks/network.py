@@ -462,7 +462,7 @@ class EquinoxInit(eqx.Module):
         return jax.tree.unflatten(jax.tree.structure(self.template), leaves)
 
 
-@saved(build=lambda make: Network.equinox(make).apply.function, code=("make",))
+@saved(build=lambda make: _inner(Network.equinox(make).apply), code=("make",))
 class EquinoxApply(eqx.Module):
     """The module with arrays θ, on every row."""
 
@@ -559,7 +559,7 @@ class NnxInit(eqx.Module):
         return nnx.to_pure_dict(nnx.state(self.make(nnx.Rngs(key)), nnx.Param))
 
 
-@saved(build=lambda make: Network.nnx(make).apply.function, code=("make",))
+@saved(build=lambda make: _inner(Network.nnx(make).apply), code=("make",))
 class NnxApply(eqx.Module):
     """The module with parameters θ, on a batch."""
 
@@ -624,3 +624,8 @@ def _require_parameters(theta: PyTree) -> None:
                 f"parameters must be floating-point arrays, got {leaf.dtype} at θ{path}; keep constants "
                 "inside apply."
             )
+
+
+def _inner(apply: Any) -> Any:
+    """What a network's `apply` was made of."""
+    return apply.function

@@ -39,7 +39,7 @@ BLOCK = 256
 
 def _like(values: dict[str, Any]) -> Any:
     """In a file, particles have the structure of the network's parameters."""
-    network = values.get("network")
+    network: Any = values.get("network")
     shapes = jax.eval_shape(network.init, jax.random.key(0)) if isinstance(network, Network) else None
     return jax.tree.map(lambda leaf: "", shapes)
 

@@ -179,7 +179,7 @@ def _deep_repulsive_langevin_ensemble(setting: Setting) -> Problem:
 
 
 def _mean_field(setting: Setting) -> ParametricFlow:
-    schedule = CosineDecay(jnp.asarray(1e-2, setting.steps.dtype), setting.steps)
+    schedule: Any = CosineDecay(jnp.asarray(1e-2, setting.steps.dtype), setting.steps)
     return ParametricFlow(MeanFieldGaussian(), optax.adam(schedule), samples=10)
 
 
