@@ -43,6 +43,7 @@ import measureflow as mf
 from measureflow.core import pytrees
 from measureflow.flows import wasserstein
 from measureflow.networks import likelihoods
+from measureflow.networks import losses as network_losses
 from measureflow.numerics.interactions import EXACT, AbstractInteractions
 from measureflow.prediction import metrics, predictive
 from measureflow.runs import batches
@@ -861,7 +862,7 @@ TABLE = {
         ),
     ],
     check_weights_are_repeated_rows: [
-        Mutant("divided by the sum of weights", likelihoods, "weighted_mean", over_sum_of_weights),
+        Mutant("divided by the sum of weights", network_losses, "weighted_mean", over_sum_of_weights),
         Mutant(
             "weights dropped",
             likelihoods,

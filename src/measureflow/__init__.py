@@ -19,7 +19,8 @@ from measureflow.flows.preconditioners import (
 )
 from measureflow.flows.wasserstein import ParticleState, WassersteinFlow
 from measureflow.networks import likelihoods
-from measureflow.networks.likelihoods import AbstractLikelihood, MeanSquaredError, NegativeLogLikelihood
+from measureflow.networks.likelihoods import AbstractLikelihood
+from measureflow.networks.losses import MeanSquaredError, NegativeLogLikelihood
 from measureflow.networks.network import Network
 from measureflow.numerics.interactions import (
     AbstractInteractions,
@@ -46,6 +47,7 @@ from measureflow.saving.container import FileFormatError
 from measureflow.saving.documents import load, save
 from measureflow.saving.registry import saved_later
 from measureflow.spaces.embeddings import NoClosedFormError, kernel_mean_embedding
+from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import (
     AbstractKernel,
     AbstractRadialKernel,
@@ -55,14 +57,7 @@ from measureflow.spaces.kernels import (
     Whiten,
     median_heuristic,
 )
-from measureflow.spaces.measures import (
-    AbstractMeasure,
-    Empirical,
-    Flat,
-    FromDistribution,
-    Gaussian,
-    Uniform,
-)
+from measureflow.spaces.measures import AbstractMeasure, Flat, FromDistribution, Gaussian, Uniform
 from measureflow.statement.divergences import KL, AbstractRegulariser, SquaredMMD
 from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.functionals import AbstractFunctional, ExpectedLoss

@@ -19,13 +19,12 @@ from measureflow.networks.likelihoods import (
     Categorical,
     Heteroscedastic,
     Homoscedastic,
-    MeanSquaredError,
     NegativeBinomial,
-    NegativeLogLikelihood,
     Poisson,
     StudentT,
     rescaled,
 )
+from measureflow.networks.losses import MeanSquaredError, NegativeLogLikelihood
 from measureflow.networks.network import Network
 
 # NumPyro's code promotes integers and ranks.

@@ -20,6 +20,7 @@ from scipy import stats
 
 import measureflow as mf
 from measureflow.core.permutations import permuted
+from measureflow.runs import data as data_room
 from measureflow.runs import driver, program, sources
 from measureflow.runs.batches import STREAMED, Shuffled
 
@@ -93,8 +94,8 @@ def quickly_compiled():
         for name in ("_call", "_finite", "_losses"):
             compiled = eqx.filter_jit(getattr(program, name).__wrapped__, compiler_options=effort)
             patch.setattr(program, name, compiled)
-        rows = jax.jit(sources._rows.__wrapped__, static_argnums=(2, 3, 4), compiler_options=effort)
-        patch.setattr(sources, "_rows", rows)
+        rows = jax.jit(data_room._rows.__wrapped__, static_argnums=(2, 3, 4), compiler_options=effort)
+        patch.setattr(data_room, "_rows", rows)
         yield
 
 
@@ -461,8 +462,8 @@ def test_all_rows_are_loaded_if_all_are_used(mapped):
 
 
 def test_what_a_checkpoint_compares_of_a_disk_is_bounded(monkeypatch):
-    monkeypatch.setattr(sources, "_HASHED_BYTES", 50 * 3 * 8)
-    monkeypatch.setattr(sources, "_HASHED_ROWS", 60)
+    monkeypatch.setattr(data_room, "_HASHED_BYTES", 50 * 3 * 8)
+    monkeypatch.setattr(data_room, "_HASHED_ROWS", 60)
 
     def compared(values):
         return sources.OnDisk(values, 20, KEYS[0]).made_of()["rows"]
@@ -474,9 +475,9 @@ def test_what_a_checkpoint_compares_of_a_disk_is_bounded(monkeypatch):
     other = INPUTS.copy()
     other[-1] += 1
     assert compared(Disk(other)) != found
-    monkeypatch.setattr(sources, "_HASHED_ROWS", 40)
+    monkeypatch.setattr(data_room, "_HASHED_ROWS", 40)
     assert " 40 rows " in compared(disk)
-    monkeypatch.setattr(sources, "_HASHED_BYTES", INPUTS.nbytes)
+    monkeypatch.setattr(data_room, "_HASHED_BYTES", INPUTS.nbytes)
     assert " 230 rows " in compared(disk)
 
 

@@ -13,7 +13,8 @@ from helpers import assert_close, assert_within, key, monte_carlo
 from quick import quickly_compiled  # noqa: F401
 
 from measureflow.flows.schedules import CosineDecay
-from measureflow.networks.likelihoods import Heteroscedastic, NegativeLogLikelihood
+from measureflow.networks.likelihoods import Heteroscedastic
+from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.networks.network import Network
 from measureflow.tables.choosing import (
     FEWEST_TO_CHOOSE,

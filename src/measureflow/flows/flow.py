@@ -16,7 +16,8 @@ from measureflow.core.showing import one_line
 from measureflow.core.validation import require_particles
 from measureflow.flows.observing import observed
 from measureflow.saving.registry import require, saved
-from measureflow.spaces.measures import AbstractMeasure, Empirical
+from measureflow.spaces.empirical import Empirical
+from measureflow.spaces.measures import AbstractMeasure
 from measureflow.statement.problem import Problem
 
 

@@ -14,7 +14,8 @@ from measureflow.core.showing import one_line
 from measureflow.core.validation import require_count, require_particles
 from measureflow.flows.flow import AbstractFlow, in_files, optimiser_step, require_optimiser
 from measureflow.numerics.integration import draws
-from measureflow.spaces.measures import Empirical, Gaussian
+from measureflow.spaces.empirical import Empirical
+from measureflow.spaces.measures import Gaussian
 from measureflow.statement.problem import Problem, value_parts
 
 

@@ -37,7 +37,7 @@ from measureflow.flows.preconditioners import AbstractPreconditioner
 from measureflow.flows.schedules import Tabulated
 from measureflow.numerics.interactions import AbstractInteractions, ExactInteractions, RandomBatches
 from measureflow.numerics.ring import RingInteractions
-from measureflow.spaces.measures import Empirical
+from measureflow.spaces.empirical import Empirical
 from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.problem import Problem
 

@@ -1,6 +1,5 @@
 """Any network as a pure function of its parameters: plain, Equinox or Flax."""
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,9 +7,9 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, Key, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
-from measureflow.core.pytrees import Parameters, Particles, shown_shapes, strong_tree
+from measureflow.core.pytrees import Parameters, Particles, strong_tree
 from measureflow.core.showing import counted, or_fields
 from measureflow.core.validation import (
     positive_number,
@@ -19,25 +18,32 @@ from measureflow.core.validation import (
     require_representable,
     typed_key,
 )
-from measureflow.saving.registry import require, saved
+from measureflow.networks.adapters import (
+    EquinoxApply,
+    EquinoxInit,
+    Held,
+    LinenApply,
+    LinenInit,
+    NnxApply,
+    NnxInit,
+    by_path,
+    equinox_parts,
+    nnx_parts,
+)
+from measureflow.networks.functions import (
+    CastApply,
+    ConstantsApply,
+    ConstantsInit,
+    OutputsAt,
+    PerceptronApply,
+    PerceptronInit,
+    RowsOfOutputs,
+    require_activation,
+)
+from measureflow.saving.registry import saved
 from measureflow.spaces.measures import Gaussian
 
-# By name: JAX's own functions do not pickle.
-_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "elu": jax.nn.elu,
-    "gelu": jax.nn.gelu,
-    "leaky_relu": jax.nn.leaky_relu,
-    "relu": jax.nn.relu,
-    "selu": jax.nn.selu,
-    "sigmoid": jax.nn.sigmoid,
-    "silu": jax.nn.silu,
-    "sin": jnp.sin,
-    "softplus": jax.nn.softplus,
-    "tanh": jnp.tanh,
-}
 _KAIMING = math.sqrt(2)
-# Networks in files are looked at layer by layer.
-_MOST_LAYERS, _LARGEST_LAYER = 100, 2**31
 
 
 @saved(code=("init", "apply"), check=lambda network: outputs_of(network))
@@ -116,7 +122,7 @@ class Network(eqx.Module):
         """
         if not isinstance(hidden, Sequence) or isinstance(hidden, str):
             raise TypeError(f"hidden must be a sequence of layer widths, got {hidden!r}; pass hidden=(50,).")
-        _require_activation(activation)
+        require_activation(activation)
         sizes = (
             require_count("features", features, 1, "it counts the columns of the inputs."),
             *(require_count("hidden", width, 1, "hidden=() leaves hidden layers out.") for width in hidden),
@@ -134,7 +140,7 @@ class Network(eqx.Module):
         """
         if not callable(make):
             raise TypeError(f"make must be a function of a key, got {make!r}; pass lambda key: module.")
-        template, rest = _equinox_parts(make, jax.random.key(0))
+        template, rest = equinox_parts(make, jax.random.key(0))
         return cls(EquinoxInit(make, template), EquinoxApply(make, rest), output_axis=0)
 
     @classmethod
@@ -185,7 +191,7 @@ class Network(eqx.Module):
             raise _no_flax("nnx") from error
         if not callable(make) or isinstance(make, nnx.Module):
             raise TypeError(f"make must be a function of nnx.Rngs, got {make!r}; pass lambda rngs: module.")
-        structure, rest = _nnx_parts(make, jax.random.key(0))
+        structure, rest = nnx_parts(make, jax.random.key(0))
         return cls(NnxInit(make), NnxApply(make, structure, rest))
 
     def sample(self, key: Key[Array, ""], n: int) -> Particles:
@@ -283,88 +289,6 @@ class Network(eqx.Module):
         return Network(ConstantsInit(self.init, count), ConstantsApply(self.apply), self.output_axis)
 
 
-@saved(code=("function",))
-class RowsOfOutputs(eqx.Module):
-    """`function`(θ, inputs), as (rows, outputs)."""
-
-    function: Callable
-
-    def __call__(self, theta: Parameters, inputs: PyTree) -> Float[Array, "rows outputs"]:
-        outputs = self.function(theta, require_representable("inputs", inputs))
-        if not hasattr(outputs, "shape"):
-            raise TypeError(
-                f"apply must return one array (rows, outputs), got {type(outputs).__name__}; join several "
-                "with jnp.concatenate(..., axis=-1)."
-            )
-        rows = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(inputs)}
-        if len(outputs.shape) not in (1, 2) or not rows <= {outputs.shape[:1]}:
-            raise ValueError(
-                f"apply must map (rows, ...) to (rows, outputs), got outputs of shape {outputs.shape} for "
-                f"inputs of shape {shown_shapes(inputs)}; give it a whole batch, and let the network end in "
-                "one axis."
-            )
-        return outputs[:, None] if len(outputs.shape) == 1 else outputs
-
-
-class OutputsAt(eqx.Module):
-    """θ ↦ f_θ(inputs)."""
-
-    apply: Callable
-    inputs: PyTree
-
-    def __call__(self, theta: Parameters) -> Float[Array, "rows outputs"]:
-        return self.apply(theta, self.inputs)
-
-
-@saved(check=lambda init: _require_sizes(init.sizes))
-class PerceptronInit(eqx.Module):
-    """Weights N(0, 2/in), biases 0."""
-
-    sizes: tuple[int, ...] = eqx.field(static=True)
-
-    def __call__(self, key: Key[Array, ""]) -> list[dict[str, Array]]:
-        keys = jax.random.split(key, len(self.sizes) - 1)
-        return [
-            {"weight": math.sqrt(2 / fan_in) * jax.random.normal(k, (fan_in, out)), "bias": jnp.zeros(out)}
-            for k, (fan_in, out) in zip(keys, itertools.pairwise(self.sizes), strict=True)
-        ]
-
-
-@saved(check=lambda apply: (_require_sizes(apply.sizes), _require_activation(apply.activation)))
-class PerceptronApply(eqx.Module):
-    """x ← σ(x W + b) for every hidden layer, then x W + b."""
-
-    sizes: tuple[int, ...] = eqx.field(static=True)
-    activation: str = eqx.field(static=True)
-
-    def __call__(self, theta: list[dict[str, Array]], inputs: ArrayLike) -> Array:
-        inputs = jnp.asarray(inputs)
-        if inputs.ndim != 2 or inputs.shape[1] != self.sizes[0]:
-            raise ValueError(
-                f"inputs must have shape (rows, {self.sizes[0]}), got {inputs.shape}; the network was "
-                f"built for features={self.sizes[0]}."
-            )
-        *hidden, last = theta
-        for layer in hidden:
-            inputs = _activated(self.activation, _affine(layer, inputs))
-        return _affine(last, inputs)
-
-
-def _require_activation(names: Any) -> None:
-    known = isinstance(names, str) and len(names) < 1000 and set(names.split("+")) <= set(_ACTIVATIONS)
-    if not known:
-        raise ValueError(
-            f"activation is unknown, got {str(names)[:100]!r}; use {', '.join(_ACTIVATIONS)}, or several of "
-            "them joined by +."
-        )
-
-
-def _require_sizes(sizes: Any) -> None:
-    widths = isinstance(sizes, tuple) and 2 <= len(sizes) <= _MOST_LAYERS
-    widths = widths and all(type(size) is int and 1 <= size <= _LARGEST_LAYER for size in sizes)
-    require(widths, f"sizes are no widths of at most {_MOST_LAYERS} layers")
-
-
 def perceptron(network: Any) -> PerceptronApply | None:
     """The multilayer perceptron that a network is, but for constants and precision."""
     apply = network.apply
@@ -381,207 +305,6 @@ def outputs_of(network: Network) -> int | None:
     theta = jax.eval_shape(network.init, jax.random.key(0))
     rows = jax.ShapeDtypeStruct((1, inner.sizes[0]), jax.tree.leaves(theta)[0].dtype)
     return jax.eval_shape(network.apply, theta, rows).shape[1]
-
-
-def _activated(names: str, units: Array) -> Array:
-    """Each activation of its share of the units, in order."""
-    functions = [_ACTIVATIONS[name] for name in names.split("+")]
-    ends = [(i + 1) * units.shape[1] // len(functions) for i in range(len(functions))]
-    shares = zip(functions, [0, *ends[:-1]], ends, strict=True)
-    return jnp.concatenate([function(units[:, first:end]) for function, first, end in shares], axis=1)
-
-
-def _affine(layer: dict[str, Array], inputs: Array) -> Array:
-    return inputs @ layer["weight"] + layer["bias"][None, :]
-
-
-@saved(code=("apply",), check=lambda apply: jnp.finfo(apply.dtype))
-class CastApply(eqx.Module):
-    """f_θ(x), computed in another precision than θ has."""
-
-    apply: Callable
-    dtype: str = eqx.field(static=True)
-
-    def __call__(self, theta: PyTree, inputs: PyTree) -> Array:
-        kept = jnp.result_type(*jax.tree.leaves(theta))
-        outputs = self.apply(*jax.tree.map(self._cast, (theta, inputs)))
-        return outputs.astype(kept)
-
-    def _cast(self, leaf: ArrayLike) -> Array:
-        leaf = jnp.asarray(leaf)
-        return leaf.astype(self.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
-
-
-@saved(code=("init",), check=lambda init: require_count("count", init.count, 1, ""))
-class ConstantsInit(eqx.Module):
-    """(θ, 0)."""
-
-    init: Callable
-    count: int = eqx.field(static=True)
-
-    def __call__(self, key: Key[Array, ""]) -> dict[str, PyTree]:
-        theta = self.init(key)
-        dtype = jnp.result_type(jax.tree.leaves(theta)[0])
-        return {"network": theta, "constants": jnp.zeros((self.count,), dtype)}
-
-
-@saved(code=("apply",))
-class ConstantsApply(eqx.Module):
-    """(f_θ(x), c)."""
-
-    apply: Callable
-
-    def __call__(self, theta: dict[str, PyTree], inputs: PyTree) -> Array:
-        outputs = self.apply(theta["network"], inputs)
-        constants = theta["constants"].astype(outputs.dtype)[None, :]
-        repeated = jnp.broadcast_to(constants, (outputs.shape[0], constants.shape[1]))
-        return jnp.concatenate([outputs, repeated], axis=1)
-
-
-# Compiled, as is the same for nnx below, so that parameters, which are left aside, are never drawn.
-@eqx.filter_jit
-def _equinox_parts(make: Callable, key: Key[Array, ""]) -> tuple[PyTree, PyTree]:
-    """The shapes of θ, and all else."""
-    module = make(key)
-    _require_pure_equinox(module)
-    theta, rest = eqx.partition(module, eqx.is_inexact_array)
-    return jax.eval_shape(lambda: theta), rest
-
-
-@saved(build=lambda make: Network.equinox(make).init, code=("make",))
-class EquinoxInit(eqx.Module):
-    """The floating-point arrays of make(key)."""
-
-    make: Callable
-    template: PyTree[jax.ShapeDtypeStruct]
-
-    def __call__(self, key: Key[Array, ""]) -> PyTree:
-        # The structure of every draw is that of the first: functions made afresh by `make` would tell
-        # particles and prior apart.
-        leaves = jax.tree.leaves(eqx.filter(self.make(key), eqx.is_inexact_array))
-        return jax.tree.unflatten(jax.tree.structure(self.template), leaves)
-
-
-@saved(build=lambda make: _inner(Network.equinox(make).apply), code=("make",))
-class EquinoxApply(eqx.Module):
-    """The module with arrays θ, on every row."""
-
-    make: Callable
-    rest: PyTree
-
-    def __call__(self, theta: PyTree, inputs: PyTree) -> Array:
-        return jax.vmap(eqx.combine(theta, self.rest))(inputs)
-
-
-def _require_pure_equinox(module: Any) -> None:
-    """A function of its arrays and of one example, as far as can be seen."""
-    if not callable(module):
-        raise TypeError(
-            f"make must return an Equinox module that can be called, got {type(module).__name__}; if it is "
-            "a pair (module, state), use layers without state, such as GroupNorm for BatchNorm."
-        )
-    kinds = (eqx.nn.State, eqx.nn.StateIndex, eqx.nn.Dropout)
-    found = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, kinds))
-    if any(isinstance(node, kinds[:2]) for node in found):
-        raise ValueError(
-            "make returns a module with state, got an eqx.nn.StateIndex; use layers without state, such as "
-            "GroupNorm or LayerNorm for BatchNorm."
-        )
-    active = [node.p for node in found if isinstance(node, eqx.nn.Dropout) and not node.inference and node.p]
-    if active:
-        raise ValueError(
-            f"make returns a module that needs a key in every call, got eqx.nn.Dropout({active[0]}); leave "
-            "it out, or pass lambda key: eqx.nn.inference_mode(make(key))."
-        )
-
-
-class Held:
-    """A value that is compared as it is, but hashed by its type: Flax modules may hold lists."""
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Held) and (self.value is other.value or self.value == other.value)
-
-    def __hash__(self) -> int:
-        return hash(type(self.value))
-
-
-class LinenInit(eqx.Module):
-    """module.init(key, inputs)["params"]."""
-
-    module: Held = eqx.field(static=True)
-    inputs: PyTree
-
-    def __call__(self, key: Key[Array, ""]) -> PyTree:
-        return self.module.value.init(key, self.inputs).get("params", {})
-
-
-class LinenApply(eqx.Module):
-    """module.apply({"params": θ}, inputs)."""
-
-    module: Held = eqx.field(static=True)
-
-    def __call__(self, theta: PyTree, inputs: PyTree) -> Array:
-        return self.module.value.apply({"params": theta}, inputs)
-
-
-@eqx.filter_jit
-def _nnx_parts(make: Callable, key: Key[Array, ""]) -> tuple[Any, dict]:
-    """The static structure, and all values but the parameters."""
-    from flax import nnx
-
-    module = make(nnx.Rngs(key))
-    if not isinstance(module, nnx.Module):
-        raise TypeError(
-            f"make must return a flax.nnx.Module, got {module!r}; for flax.linen use Network.linen."
-        )
-    structure, _, statistics, rest = nnx.split(module, nnx.Param, nnx.BatchStat, ...)
-    if jax.tree.leaves(statistics):
-        names = ", ".join(_by_path(nnx.to_pure_dict(statistics)))
-        raise ValueError(
-            f"make returns a module with batch statistics, got {names}; use layers without state, such as "
-            "GroupNorm or LayerNorm for BatchNorm."
-        )
-    return structure, nnx.to_pure_dict(rest)
-
-
-@saved(build=lambda make: Network.nnx(make).init, code=("make",))
-class NnxInit(eqx.Module):
-    """The parameters of make(rngs), as nested dictionaries of arrays."""
-
-    make: Callable
-
-    def __call__(self, key: Key[Array, ""]) -> dict:
-        from flax import nnx
-
-        return nnx.to_pure_dict(nnx.state(self.make(nnx.Rngs(key)), nnx.Param))
-
-
-@saved(build=lambda make: _inner(Network.nnx(make).apply), code=("make",))
-class NnxApply(eqx.Module):
-    """The module with parameters θ, on a batch."""
-
-    make: Callable
-    structure: Any = eqx.field(static=True)
-    rest: dict
-
-    def __call__(self, theta: dict, inputs: PyTree) -> Array:
-        from flax import nnx
-
-        module = nnx.merge(self.structure, theta, self.rest)
-        outputs = module(inputs)
-        _, _, rest = nnx.split(module, nnx.Param, ...)
-        after = _by_path(nnx.to_pure_dict(rest))
-        # By identity, not by value: the values may be traced.
-        changed = [path for path, leaf in _by_path(self.rest).items() if after.get(path) is not leaf]
-        if changed:
-            raise ValueError(
-                f"the module changes its own variables when called, got {', '.join(changed)}; a network is a "
-                "function of θ and inputs alone: leave Dropout out, or call module.eval() in make."
-            )
-        return outputs
 
 
 def _no_flax(route: str) -> ImportError:
@@ -610,12 +333,8 @@ def _is_weight(path: tuple, leaf: Array) -> bool:
     return leaf.ndim >= 2 and jax.tree_util.keystr(path[-1:], simple=True) != "bias"
 
 
-def _by_path(tree: PyTree) -> dict[str, Any]:
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
 def _require_parameters(theta: PyTree) -> None:
-    leaves = _by_path(theta)
+    leaves = by_path(theta)
     if not leaves:
         raise ValueError("the network has no parameters: init returns no arrays; there is nothing to learn.")
     for path, leaf in leaves.items():
@@ -624,8 +343,3 @@ def _require_parameters(theta: PyTree) -> None:
                 f"parameters must be floating-point arrays, got {leaf.dtype} at θ{path}; keep constants "
                 "inside apply."
             )
-
-
-def _inner(apply: Any) -> Any:
-    """What a network's `apply` was made of."""
-    return apply.function

@@ -15,15 +15,24 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 import scipy.stats
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int
 from numpyro.distributions import (
     Distribution,
 )
 
 from measureflow.core.validation import require_count, require_representable
-from measureflow.prediction.labels import class_numbers, plain
-from measureflow.prediction.mixture import Mixture
-from measureflow.prediction.quantiles import CLASSES
+from measureflow.prediction.arguments import (
+    classification,
+    continuous_targets,
+    finite,
+    first_row,
+    in_standard_units,
+    interval_ends,
+    mean_of,
+    require_no_nan,
+    require_shape,
+    targets_of,
+)
 from measureflow.prediction.ranked_probability import (
     as_float64,
     marginal_cdf,
@@ -54,9 +63,6 @@ __all__ = [
 #: The levels at which quantiles are checked: 5%, 10%, …, 95%.
 LEVELS = tuple(percent / 100 for percent in range(5, 100, 5))
 
-# How far from 1 a row of probabilities may sum: float32, and averages of it, are well inside.
-_SUM_TOLERANCE = 1e-3
-
 
 def negative_log_likelihood(distribution: Distribution, targets: Any) -> float:
     """−mean log p(y), the logarithmic score: lower is better. p is the mixture, not one particle's law.
@@ -71,20 +77,20 @@ def negative_log_likelihood(distribution: Distribution, targets: Any) -> float:
     targets
         One per row, or an event of the distribution.
     """
-    values = _targets(distribution, targets)
-    law, z, scale = _standardised(distribution, values)
+    values = targets_of(distribution, targets)
+    law, z, scale = in_standard_units(distribution, values)
     support: Any = law.support
     points = jnp.asarray(require_representable("targets", z))
     outside = ~np.asarray(support(points))
     if np.any(outside):
-        row = _first_row(outside)
+        row = first_row(outside)
         raise ValueError(
             f"targets must be possible under the distribution, got {values[row]} in row {row}, outside its "
             f"support {support}; check labels and units, or choose another likelihood."
         )
     densities = as_float64(law.log_prob(points))
     volume = np.log(scale).reshape(*densities.shape, -1).sum(axis=-1)
-    return _mean("log_prob", volume - densities)
+    return mean_of("log_prob", volume - densities)
 
 
 def root_mean_square_error(distribution: Distribution, targets: Any) -> float:
@@ -97,7 +103,7 @@ def root_mean_square_error(distribution: Distribution, targets: Any) -> float:
     targets
         One per row, or an event of the distribution.
     """
-    law, z, scale = _standardised(distribution, _targets(distribution, targets))
+    law, z, scale = in_standard_units(distribution, targets_of(distribution, targets))
     try:
         mean = as_float64(law.mean)
     except NotImplementedError:
@@ -107,7 +113,7 @@ def root_mean_square_error(distribution: Distribution, targets: Any) -> float:
         ) from None
     # Relative to the largest, whose square may not be a number.
     largest = np.max(scale)
-    return float(largest * np.sqrt(_mean("mean", np.square(scale / largest * (z - mean)))))
+    return float(largest * np.sqrt(mean_of("mean", np.square(scale / largest * (z - mean)))))
 
 
 def crps(distribution: Distribution, targets: Any) -> float:
@@ -130,11 +136,11 @@ def crps(distribution: Distribution, targets: Any) -> float:
     targets
         One per row, or an event of the distribution.
     """
-    law, z, scale = _standardised(distribution, _continuous_targets(distribution, targets))
+    law, z, scale = in_standard_units(distribution, continuous_targets(distribution, targets))
     components = normal_components(law, z.shape)
     if components is None:
-        return _mean("cdf", scale * quadrature_crps(law, z))
-    return _mean("parameters", scale * normal_mixture_crps(*components, z))
+        return mean_of("cdf", scale * quadrature_crps(law, z))
+    return mean_of("parameters", scale * normal_mixture_crps(*components, z))
 
 
 def coverage(low: Any, high: Any, targets: Any) -> float:
@@ -147,9 +153,9 @@ def coverage(low: Any, high: Any, targets: Any) -> float:
     targets
         One per row.
     """
-    low, high = _interval(low, high)
-    targets = _finite("targets", targets, "drop rows without a target.")
-    _require_shape("targets", targets, "the interval", low.shape, "pass one target per interval.")
+    low, high = interval_ends(low, high)
+    targets = finite("targets", targets, "drop rows without a target.")
+    require_shape("targets", targets, "the interval", low.shape, "pass one target per interval.")
     return float(np.mean((low <= targets) & (targets <= high)))
 
 
@@ -161,7 +167,7 @@ def width(low: Any, high: Any) -> float:
     low, high
         The ends of the intervals, one per row.
     """
-    low, high = _interval(low, high)
+    low, high = interval_ends(low, high)
     return float(np.mean(high - low))
 
 
@@ -175,9 +181,9 @@ def probability_integral_transform(distribution: Distribution, targets: Any) -> 
     targets
         One per row, or an event of the distribution.
     """
-    law, z, _ = _standardised(distribution, _continuous_targets(distribution, targets))
+    law, z, _ = in_standard_units(distribution, continuous_targets(distribution, targets))
     below = marginal_cdf(law, z)
-    _require_no_nan("cdf", below)
+    require_no_nan("cdf", below)
     return np.clip(below, 0.0, 1.0)
 
 
@@ -196,7 +202,7 @@ def quantile_calibration_error(distribution: Distribution, targets: Any, levels:
     levels
         Which q, between 0 and 1.
     """
-    levels = _finite("levels", levels, "such as (0.05, 0.5, 0.95).")
+    levels = finite("levels", levels, "such as (0.05, 0.5, 0.95).")
     if levels.ndim != 1 or np.any((levels <= 0) | (levels >= 1)):
         raise ValueError(f"levels must lie between 0 and 1, got {levels}; such as (0.05, 0.5, 0.95).")
     below = probability_integral_transform(distribution, targets).reshape(-1, 1) <= levels
@@ -215,7 +221,7 @@ def accuracy(probabilities: Any, labels: Any, classes: Any = None) -> float:
     classes
         The names of the columns, such as `model.classes_`; needed for labels that are names.
     """
-    probabilities, labels = _classification(probabilities, labels, classes)
+    probabilities, labels = classification(probabilities, labels, classes)
     return float(np.mean(probabilities.argmax(axis=1) == labels))
 
 
@@ -234,7 +240,7 @@ def log_loss(probabilities: Any, labels: Any, classes: Any = None) -> float:
     """
     kind = np.asarray(probabilities).dtype
     least = float(jnp.finfo(kind if jnp.issubdtype(kind, jnp.floating) else np.float64).eps)
-    probabilities, labels = _classification(probabilities, labels, classes)
+    probabilities, labels = classification(probabilities, labels, classes)
     of_label = np.take_along_axis(probabilities, labels[:, None], axis=1)
     return float(-np.mean(np.log(np.maximum(of_label, least))))
 
@@ -253,7 +259,7 @@ def brier_score(probabilities: Any, labels: Any, classes: Any = None) -> float:
     classes
         The names of the columns, such as `model.classes_`; needed for labels that are names.
     """
-    probabilities, labels = _classification(probabilities, labels, classes)
+    probabilities, labels = classification(probabilities, labels, classes)
     errors = probabilities - np.eye(probabilities.shape[1])[labels]
     return float(np.mean(np.sum(np.square(errors), axis=1)))
 
@@ -283,7 +289,7 @@ def confidence_bins(probabilities: Any, labels: Any, bins: int = 15, classes: An
         The names of the columns, such as `model.classes_`; needed for labels that are names.
     """
     bins = require_count("bins", bins, 1, "it counts the bins of equal width on (0, 1]; 15 is usual.")
-    probabilities, labels = _classification(probabilities, labels, classes)
+    probabilities, labels = classification(probabilities, labels, classes)
     confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
     edges = np.linspace(0.0, 1.0, bins + 1)
     place = np.searchsorted(edges[1:-1], confidence)
@@ -327,7 +333,7 @@ def auroc(scores_in: Any, scores_out: Any) -> float:
         Of inputs from outside.
     """
     inside, outside = (
-        _finite(name, scores, "pass one uncertainty per input.")
+        finite(name, scores, "pass one uncertainty per input.")
         for name, scores in (("scores_in", scores_in), ("scores_out", scores_out))
     )
     for name, scores in (("scores_in", inside), ("scores_out", outside)):
@@ -339,126 +345,3 @@ def auroc(scores_in: Any, scores_out: Any) -> float:
 
 
 # What a user may pass
-
-
-def _first_row(wrong: Bool[np.ndarray, "..."]) -> int:
-    return int(np.argwhere(wrong)[0][0])
-
-
-def _require_no_nan(source: str, values: Float[np.ndarray, "..."]) -> None:
-    if np.any(np.isnan(values)):
-        raise ValueError(
-            f"the distribution's {source} gives NaN in row {_first_row(np.isnan(values))}; check that its "
-            "parameters are finite, its scales > 0, and the targets in its support."
-        )
-
-
-def _mean(source: str, values: Float[np.ndarray, "..."]) -> float:
-    _require_no_nan(source, values)
-    return float(np.mean(values))
-
-
-def _numbers(name: str, value: Any, remedy: str) -> Shaped[np.ndarray, "..."]:
-    try:
-        array = plain(value)
-    except ValueError:
-        raise ValueError(f"{name} must be an array, got rows of different lengths; {remedy}") from None
-    # JAX's test knows bfloat16, too.
-    if not any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
-        raise TypeError(f"{name} must hold numbers, got {array.dtype}; {remedy}")
-    if array.ndim == 0 or array.size == 0:
-        raise ValueError(f"{name} must have at least one row, got shape {array.shape}; {remedy}")
-    return array
-
-
-def _finite(name: str, value: Any, remedy: str) -> Float[np.ndarray, "..."]:
-    array = as_float64(_numbers(name, value, remedy))
-    if not np.all(np.isfinite(array)):
-        row = _first_row(~np.isfinite(array))
-        raise ValueError(f"{name} must be finite, got {array[row]} in row {row}; {remedy}")
-    return array
-
-
-def _require_shape(name: str, array: np.ndarray, other: str, shape: tuple[int, ...], remedy: str) -> None:
-    """No broadcasting: (rows, 1) against (rows,) would be all pairs of rows."""
-    if array.shape != shape:
-        if array.shape == (*shape, 1):
-            remedy = f"drop the last axis with {name}[..., 0]."
-        raise ValueError(f"{name} has shape {array.shape}, but {other} {shape}; {remedy}")
-
-
-def _targets(distribution: Any, targets: Any) -> Shaped[np.ndarray, "..."]:
-    """As float64, or as the integers they are where the distribution is discrete."""
-    if not isinstance(distribution, Distribution):
-        raise TypeError(
-            f"distribution must be a NumPyro distribution, got {type(distribution).__name__}; "
-            "pass what predict_dist(X) returns."
-        )
-    shape = distribution.batch_shape + distribution.event_shape
-    remedy = "pass one target per predicted row."
-    whole = "drop rows without a target."
-    if isinstance(_components(distribution), CLASSES):
-        whole = "pass np.searchsorted(model.classes_, y) for names, or use log_loss, which takes them."
-    values = _finite("targets", targets, whole)
-    if shape == ():
-        remedy = f"for one law of all rows, use distribution.expand({values.shape})."
-    _require_shape("targets", values, "the distribution", shape, remedy)
-    return plain(targets) if distribution.is_discrete else values
-
-
-def _components(distribution: Any) -> Any:
-    return distribution._component_distribution if isinstance(distribution, Mixture) else distribution
-
-
-def _standardised(
-    distribution: Any, values: np.ndarray
-) -> tuple[Distribution, np.ndarray, Float[np.ndarray, "..."]]:
-    """The law without its units, the targets in those, and their scale, for each of them."""
-    if not isinstance(distribution, Mixture) or distribution.scale is None:
-        return distribution, values, np.ones(values.shape)
-    z = (values - as_float64(distribution.location)) / as_float64(distribution.scale)
-    return distribution.standardised, z, np.broadcast_to(as_float64(distribution.scale), z.shape)
-
-
-def _continuous_targets(distribution: Any, targets: Any) -> Float[np.ndarray, "..."]:
-    values = _targets(distribution, targets)
-    if distribution.is_discrete:
-        raise TypeError(
-            f"distribution must be continuous, got {name_of(distribution)}; for classes use log_loss, "
-            "brier_score or expected_calibration_error, for counts negative_log_likelihood."
-        )
-    return values
-
-
-def _interval(low: Any, high: Any) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
-    """Ends may be infinite, as those of a conformal prediction with few data are."""
-    low = as_float64(_numbers("low", low, "pass the lower ends of the intervals."))
-    high = as_float64(_numbers("high", high, "pass the upper ends of the intervals."))
-    _require_shape("high", high, "low", low.shape, "pass one interval per row.")
-    wrong = ~(low <= high)
-    if np.any(wrong):
-        row = _first_row(wrong)
-        raise ValueError(
-            f"low must be ≤ high in every row, got {low[row]} and {high[row]} in row {row}; swap them, and "
-            "check for NaN."
-        )
-    return low, high
-
-
-def _classification(
-    probabilities: Any, labels: Any, classes: Any
-) -> tuple[Float[np.ndarray, "rows classes"], Int[np.ndarray, " rows"]]:
-    remedy = "pass one row per case and one column per class, such as predict_proba(X)."
-    table = _finite("probabilities", probabilities, remedy)
-    if table.ndim == 1:
-        remedy = "for two classes, pass np.stack([1 - p, p], axis=1)."
-    if table.ndim != 2:
-        raise ValueError(f"probabilities must have shape (rows, classes), got {table.shape}; {remedy}")
-    wrong = np.any(table < 0, axis=1) | (np.abs(table.sum(axis=1) - 1) > _SUM_TOLERANCE)
-    if np.any(wrong):
-        row = _first_row(wrong)
-        raise ValueError(
-            f"probabilities must be ≥ 0 and sum to 1 in every row, got {table[row]} in row {row}; "
-            "apply jax.nn.softmax to logits."
-        )
-    return table, class_numbers(labels, table.shape, classes)

@@ -28,7 +28,7 @@ from measureflow.networks.validation import require_likelihood, require_network
 from measureflow.prediction.mixture import Mixture
 from measureflow.prediction.units import Units, unit
 from measureflow.saving.registry import require, saved
-from measureflow.spaces.measures import Empirical
+from measureflow.spaces.empirical import Empirical
 
 __all__ = ["BLOCK", "Mixture", "Predictive"]
 

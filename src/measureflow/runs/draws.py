@@ -15,7 +15,7 @@ from jaxtyping import Array, Int, PyTree
 from measureflow.core.pytrees import Particles
 from measureflow.core.validation import require_count
 from measureflow.flows.flow import AbstractFlow
-from measureflow.spaces.measures import Empirical
+from measureflow.spaces.empirical import Empirical
 
 # What one compiled call may keep on the device, and how many draws.
 _BYTES, _MOST = 2**26, 64

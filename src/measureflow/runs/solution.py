@@ -11,7 +11,8 @@ from measureflow.runs.history import History
 from measureflow.saving.container import PathLike
 from measureflow.saving.documents import save
 from measureflow.saving.registry import require, saved
-from measureflow.spaces.measures import AbstractMeasure, Empirical
+from measureflow.spaces.empirical import Empirical
+from measureflow.spaces.measures import AbstractMeasure
 
 
 def _require_pairs(restart: "Restart") -> None:

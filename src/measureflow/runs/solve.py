@@ -17,6 +17,7 @@ from measureflow.flows.counting import begun
 from measureflow.flows.flow import AbstractFlow
 from measureflow.runs.batches import AbstractBatches
 from measureflow.runs.checkpoint import Checkpoint, Saved, Store
+from measureflow.runs.data import batch_source
 from measureflow.runs.devices import place_batches
 from measureflow.runs.divergence import Divergence, require_on_divergence
 from measureflow.runs.draws import Buffer, Collector, Draws
@@ -25,8 +26,9 @@ from measureflow.runs.fingerprints import fingerprint
 from measureflow.runs.history import Log, default_record_every
 from measureflow.runs.program import RECORDS, Program
 from measureflow.runs.solution import DataExhaustedError, Interrupted, Restart, Solution
-from measureflow.runs.sources import AbstractSource, batch_source
-from measureflow.spaces.measures import AbstractMeasure, Empirical
+from measureflow.runs.sources import AbstractSource
+from measureflow.spaces.empirical import Empirical
+from measureflow.spaces.measures import AbstractMeasure
 from measureflow.statement.problem import Problem
 
 # From this share of τ on, the heat of momentum is worth a warning.

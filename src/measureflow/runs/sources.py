@@ -7,8 +7,6 @@ computes.
 import abc
 import copy
 import dataclasses
-import functools
-import hashlib
 import json
 import math
 import sys
@@ -16,32 +14,23 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeAlias
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Key, PyTree
+from jaxtyping import PyTree
 
-from measureflow.core.validation import require_leading_axis
 from measureflow.runs.background import Background, result
 from measureflow.runs.batches import (
     STREAMED,
     AbstractBatches,
     Stacked,
-    data_key,
-    is_on_disk,
     on_device,
     on_host,
-    require_batch_size,
-    shuffled_rows,
 )
 from measureflow.runs.fingerprints import OfType
 
 # A stack of batches has no more than this, unless one batch has.
 _STACK_BYTES = 2**28
-# Of data on a disk, larger than this, a checkpoint compares so many rows.
-_HASHED_BYTES = 2**26
-_HASHED_ROWS = 1024
 # How many seconds someone who pressed Ctrl-C twice waits for an iterator.
 _PATIENCE = 1.0
 
@@ -114,11 +103,11 @@ class Arrays(AbstractSource):
 
 
 #: The leaves of a batch, and where the source was after it.
-_Batch: TypeAlias = tuple[list[np.ndarray], Any]
+Batch: TypeAlias = tuple[list[np.ndarray], Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Stack:
+class Stack:
     """The batches of `count` steps from `first` on, and where the source was before and after each."""
 
     batches: Stacked
@@ -131,7 +120,7 @@ class _Stack:
         return self.first + self.count
 
 
-class _AbstractStream(AbstractSource):
+class AbstractStream(AbstractSource):
     """Batches that are made on the host, a stack at a time. While the device works on one stack, a thread
     makes the next and sends it to the device. The two threads never touch the data at the same time."""
 
@@ -143,17 +132,17 @@ class _AbstractStream(AbstractSource):
         size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._kinds())
         self.most = min(STREAMED, max(1, _STACK_BYTES // max(size, 1)))
         self.share = share
-        self.stack: _Stack | None = None
+        self.stack: Stack | None = None
         self.next: Future | None = None
         self.background: Background | None = None
         self.closed = False
 
     @abc.abstractmethod
-    def _making(self, first: int, count: int) -> Callable[[], _Stack]:
+    def _making(self, first: int, count: int) -> Callable[[], Stack]:
         """What makes the stack of `count` steps from `first` on, or of fewer where the data end."""
 
     @abc.abstractmethod
-    def _look(self, step: int) -> _Stack:
+    def _look(self, step: int) -> Stack:
         """A batch to look at, of no steps: it is not used up."""
 
     def prefetch(self, step: int, count: int) -> int:
@@ -199,7 +188,7 @@ class _AbstractStream(AbstractSource):
     def _kinds(self) -> list[tuple[tuple[int, ...], np.dtype]]:
         return list(zip(self.shapes, self.dtypes, strict=True))
 
-    def _stacked(self, first: int, before: Any, batches: Iterable[_Batch]) -> _Stack:
+    def _stacked(self, first: int, before: Any, batches: Iterable[Batch]) -> Stack:
         """Batches, stacked and sent to the device."""
         columns = [np.zeros((self.most, *shape), dtype) for shape, dtype in self._kinds()]
         positions = [before]
@@ -214,10 +203,10 @@ class _AbstractStream(AbstractSource):
             # The record after the last step looks at its batch again.
             column[count : count + 1] = column[count - 1]
         stack = jax.tree.unflatten(self.structure, map(jnp.asarray, columns))
-        return _Stack(Stacked(stack, jnp.asarray(first, jnp.int32), self.share), first, count, positions)
+        return Stack(Stacked(stack, jnp.asarray(first, jnp.int32), self.share), first, count, positions)
 
 
-class Stream(_AbstractStream):
+class Stream(AbstractStream):
     """Batches of an iterator; a loader, which can be iterated over again, starts over at its end.
 
     Except for the first batches, it is asked in another thread while the device computes, but never for more
@@ -275,19 +264,19 @@ class Stream(_AbstractStream):
             self.at = last[1]
             self.stack = self._stacked(step - 1, None, [last])
 
-    def _making(self, first: int, count: int) -> Callable[[], _Stack]:
-        def make() -> _Stack:
+    def _making(self, first: int, count: int) -> Callable[[], Stack]:
+        def make() -> Stack:
             stack = self._stacked(first, self.at, self._up_to(count))
             self.at = stack.positions[-1]
             return stack
 
         return make
 
-    def _look(self, step: int) -> _Stack:
+    def _look(self, step: int) -> Stack:
         self.waiting = self.waiting or [self._next()]
         return dataclasses.replace(self._stacked(step, self.at, self.waiting), count=0)
 
-    def _up_to(self, count: int) -> Iterator[_Batch]:
+    def _up_to(self, count: int) -> Iterator[Batch]:
         """The next batches: `count`, or those before the end, or those before an error, which is then due."""
         for done in range(count):
             try:
@@ -301,7 +290,7 @@ class Stream(_AbstractStream):
                 return
             yield batch
 
-    def _next(self) -> _Batch:
+    def _next(self) -> Batch:
         if self.waiting:
             return self.waiting.pop()
         if self.error is not None:
@@ -352,93 +341,3 @@ def _fits(leaf: np.ndarray, first: np.dtype) -> bool:
     with np.errstate(over="ignore"):
         cast = leaf.astype(first)
     return bool(np.all(np.isfinite(cast) == np.isfinite(leaf) if first.kind == "f" else cast == leaf))
-
-
-class OnDisk(_AbstractStream):
-    """Rows of arrays on a disk: the batches of `Shuffled`, to the bit, gathered on the host.
-
-    Of the data, only a few stacks of batches are ever in memory. A checkpoint compares such arrays by shape,
-    dtype and a hash: of all rows up to 64 MB, and of 1024 rows spread evenly over larger ones,
-    so that terabytes are not read; a change of other rows is not seen.
-    """
-
-    def __init__(self, data: PyTree, batch_size: int, key: Key[Array, ""]):
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), np.uint8), data)
-        require_leading_axis("data", shapes, "case")
-        self.cases = jax.tree.leaves(shapes)[0].shape[0]
-        self.batch_size = require_batch_size(batch_size, self.cases)
-        if self.cases > np.iinfo(np.int32).max:
-            raise ValueError(
-                f"data has {self.cases} cases, but steps count them in 32 bits; pass an iterator of batches."
-            )
-        self.data = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: leaf if is_on_disk(leaf) else on_host(path, leaf), data
-        )
-        self.key = data_key(key)
-        batch = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: np.broadcast_to(on_host(path, leaf[:1]), (self.batch_size, *leaf.shape[1:])),
-            self.data,
-        )
-        super().__init__(batch, self.batch_size / self.cases)
-
-    def made_of(self) -> Any:
-        return {"rows": jax.tree.map(_digest, self.data), "batch_size": self.batch_size}
-
-    def position(self, step: int) -> None:
-        return
-
-    def skip(self, step: int, count: int, position: Any) -> None:
-        pass
-
-    def take(self, step: int, count: int) -> AbstractBatches:
-        # Batches here are a function of the step, for the record after the last one, too.
-        if self._left(step) == 0:
-            self.stack = self._look(step)
-        return super().take(step, count)
-
-    def _look(self, step: int) -> _Stack:
-        return dataclasses.replace(self._making(step, 1)(), count=0)
-
-    def _making(self, first: int, count: int) -> Callable[[], _Stack]:
-        # Asked for now, since a device takes one thing after the other: later, it is at work.
-        rows = _rows(jnp.asarray(first, jnp.int32), self.key, self.cases, self.batch_size, self.most)
-        return lambda: self._stacked(first, None, map(self._gathered, np.asarray(rows)[:count]))
-
-    def _gathered(self, rows: np.ndarray) -> _Batch:
-        """In the order of the disk, which is faster, and the only one that h5py allows."""
-        order = np.argsort(rows)
-        places = np.argsort(order)
-        leaves = zip(self.paths, jax.tree.leaves(self.data), strict=True)
-        return [on_host(path, leaf[rows[order]])[places] for path, leaf in leaves], None
-
-
-@functools.partial(jax.jit, static_argnums=(2, 3, 4))
-def _rows(
-    first: Int[Array, ""], key: Key[Array, ""], cases: int, batch_size: int, count: int
-) -> Int[Array, "{count} {batch_size}"]:
-    """Which cases are the batches of `count` steps from `first` on."""
-    steps = first + jnp.arange(count, dtype=first.dtype)
-    return jax.vmap(lambda step: shuffled_rows(step, key, cases, batch_size))(steps)
-
-
-def _digest(leaf: Any) -> str:
-    """Shape, dtype, and a hash of some rows, in words."""
-    cases, row = leaf.shape[0], np.asarray(leaf[:1])
-    most = cases if cases * row.nbytes <= _HASHED_BYTES else min(_HASHED_ROWS, _HASHED_BYTES // row.nbytes)
-    rows = np.unique(np.linspace(0, cases - 1, max(most, 1)).astype(int))
-    values = hashlib.sha256(np.asarray(leaf[rows]).tobytes()).hexdigest()[:16]
-    return f"{row.dtype}{list(leaf.shape)} sha256 of {len(rows)} rows {values}"
-
-
-def batch_source(data: Any, batch_size: int | None, key: Key[Array, ""]) -> AbstractSource:
-    """Where batches come from, for `data` and `batch_size` as a user gives them, and the key of the run."""
-    arrays = hasattr(data, "shape") or isinstance(data, dict | list | tuple | eqx.Module)
-    if isinstance(data, Iterable) and not arrays:
-        if batch_size is not None:
-            raise ValueError(
-                f"batch_size={batch_size} was given with an iterator of batches; let the iterator batch."
-            )
-        return Stream(data)
-    if batch_size is not None and any(map(is_on_disk, jax.tree.leaves(data))):
-        return OnDisk(data, batch_size, key)
-    return Arrays(data, batch_size)

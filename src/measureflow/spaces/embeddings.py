@@ -15,6 +15,7 @@ from jax.scipy.special import erf
 from jaxtyping import Array, Float, PyTree
 
 from measureflow.core.pytrees import Parameters, dimension, is_concrete, squared_distances, subtract, total
+from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import (
     AbstractKernel,
     AbstractRadialKernel,
@@ -26,7 +27,7 @@ from measureflow.spaces.kernels import (
     Whiten,
     radial,
 )
-from measureflow.spaces.measures import AbstractMeasure, Empirical, Flat, Gaussian, Uniform
+from measureflow.spaces.measures import AbstractMeasure, Flat, Gaussian, Uniform
 
 # A push-forward through unnamed affine features builds its matrix; beyond this many entries that is
 # no longer a detail.

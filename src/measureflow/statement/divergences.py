@@ -12,8 +12,9 @@ from jaxtyping import Array, Float, PyTree
 from measureflow.core.pytrees import Parameters, dimension, squared_norm, strong
 from measureflow.numerics.integration import Points
 from measureflow.spaces.embeddings import NoClosedFormError, kernel_mean_embedding, mean_kernel
+from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import AbstractKernel, PullBack
-from measureflow.spaces.measures import AbstractMeasure, Empirical, Flat, Gaussian
+from measureflow.spaces.measures import AbstractMeasure, Flat, Gaussian
 from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.functionals import AbstractFunctional
 from measureflow.statement.words import Words, is_characteristic, kernel_words, number

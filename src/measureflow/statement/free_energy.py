@@ -12,8 +12,8 @@ from measureflow.core.pytrees import Parameters, Particles, add, particle_count,
 from measureflow.core.showing import or_fields, shown
 from measureflow.numerics.interactions import EXACT
 from measureflow.spaces.embeddings import kernel_mean_embedding
+from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import AbstractKernel
-from measureflow.spaces.measures import Empirical
 
 Potential: TypeAlias = Callable[[Parameters], Float[Array, ""]]
 Rest: TypeAlias = Callable[[Empirical], Float[Array, ""]]

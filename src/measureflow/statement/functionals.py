@@ -15,7 +15,8 @@ from measureflow.core.pytrees import Parameters, particle_count, strong
 from measureflow.core.showing import one_line, or_fields
 from measureflow.core.validation import positive_number
 from measureflow.numerics.integration import Points
-from measureflow.spaces.measures import AbstractMeasure, Empirical, Gaussian
+from measureflow.spaces.empirical import Empirical
+from measureflow.spaces.measures import AbstractMeasure, Gaussian
 from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.words import Words, number
 

@@ -12,8 +12,9 @@ from measureflow.core.pytrees import Parameters, Particles, shapes_of, shown_sha
 from measureflow.core.showing import or_fields
 from measureflow.core.validation import require_count, require_particles, require_same_shape, typed_key
 from measureflow.numerics.integration import Points, draws, quadrature, require_agreement
+from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import AbstractKernel
-from measureflow.spaces.measures import AbstractMeasure, Empirical, Gaussian
+from measureflow.spaces.measures import AbstractMeasure, Gaussian
 from measureflow.statement.describe import describe, formula
 from measureflow.statement.divergences import KL, SquaredMMD
 from measureflow.statement.free_energy import FreeEnergy

@@ -18,8 +18,8 @@ from jax.scipy.special import erf
 from jaxtyping import Array, Float, PyTree
 
 from measureflow.core.pytrees import Parameters, weighted_mean
+from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import AbstractKernel, SquaredExponential
-from measureflow.spaces.measures import Empirical
 from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.functionals import AbstractFunctional, applied
 from measureflow.statement.words import Words, kernel_words, number

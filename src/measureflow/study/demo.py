@@ -12,8 +12,9 @@ from measureflow.flows.flow import AbstractFlow
 from measureflow.flows.parametric import MeanFieldGaussian, ParametricFlow
 from measureflow.flows.wasserstein import WassersteinFlow
 from measureflow.runs.solve import solve
+from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import SquaredExponential, median_heuristic
-from measureflow.spaces.measures import AbstractMeasure, Empirical, Gaussian
+from measureflow.spaces.measures import AbstractMeasure, Gaussian
 from measureflow.statement.problem import (
     Problem,
     deep_ensemble,

@@ -19,7 +19,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from measureflow.core.devices import require_mesh
 from measureflow.core.pytrees import dimension
 from measureflow.core.validation import positive_number, require_count
-from measureflow.networks.likelihoods import NegativeLogLikelihood
+from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.networks.network import Network
 from measureflow.prediction.predictive import Mixture, Predictive
 from measureflow.runs.checkpoint import Checkpoint

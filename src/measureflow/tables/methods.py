@@ -19,7 +19,7 @@ from measureflow.flows.parametric import MeanFieldGaussian, ParametricFlow
 from measureflow.flows.preconditioners import RMSPreconditioner
 from measureflow.flows.schedules import CosineDecay
 from measureflow.flows.wasserstein import WassersteinFlow
-from measureflow.networks.likelihoods import NegativeLogLikelihood
+from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.spaces.kernels import SquaredExponential, Whiten
 from measureflow.spaces.measures import Gaussian
 from measureflow.statement.problem import (

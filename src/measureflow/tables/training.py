@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from measureflow.core.pytrees import Particles
-from measureflow.networks.likelihoods import NegativeLogLikelihood
+from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.runs.checkpoint import Checkpoint, Saved, Store
 from measureflow.runs.driver import Callback, drive
 from measureflow.runs.duration import Announcement

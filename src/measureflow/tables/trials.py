@@ -16,13 +16,14 @@ from measureflow.core.pytrees import Particles, dimension, root_mean_square_norm
 from measureflow.flows.counting import counted
 from measureflow.flows.flow import AbstractFlow, particle_leaves
 from measureflow.flows.preconditioners import RMSPreconditioner
-from measureflow.networks.likelihoods import NegativeLogLikelihood
+from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.prediction.predictive import Predictive
 from measureflow.runs.batches import data_key, on_device
 from measureflow.runs.driver import AbstractRun
 from measureflow.runs.loop import repeat
 from measureflow.runs.program import Layout
-from measureflow.spaces.measures import Empirical, Gaussian
+from measureflow.spaces.empirical import Empirical
+from measureflow.spaces.measures import Gaussian
 from measureflow.statement.problem import Problem
 from measureflow.tables.methods import Candidate, Method, Setting
 from measureflow.tables.recipe import Recipe
