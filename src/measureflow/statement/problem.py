@@ -9,7 +9,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from measureflow.core.pytrees import Parameters, Particles, shapes_of, shown_shapes
-from measureflow.core.validation import require_count, require_particles, require_same_shape, typed_key
+from measureflow.core.validation import (
+    require_count,
+    require_particles,
+    require_representable,
+    require_same_shape,
+    typed_key,
+)
 from measureflow.numerics.integration import Points, draws, quadrature, require_agreement
 from measureflow.spaces.kernels import AbstractKernel
 from measureflow.spaces.measures import AbstractMeasure, Empirical, Gaussian
@@ -130,6 +136,7 @@ class Problem(eqx.Module):
     ) -> dict[str, Float[Array, ""]]:
         """The summands of L(Q) by name, each times its weight."""
         samples = require_count("samples", samples, 2, "10,000 is a start.")
+        batch = require_representable("batch", batch)
         if isinstance(measure, Empirical):
             require_particles("measure", measure.particles, self.template())
             parts = _particle_parts(self, measure, batch)
@@ -159,7 +166,7 @@ class Problem(eqx.Module):
         """∇V(θᵢ) + (1/N) Σⱼ ∇₁W(θᵢ, θⱼ) + ∇_W R(θᵢ) at each particle: the drift, without the entropy's
         part."""
         particles = require_particles("particles", particles, self.template())
-        return _wasserstein_gradient(self, particles, batch)
+        return _wasserstein_gradient(self, particles, require_representable("batch", batch))
 
     def stationarity(self, particles: PyTree, batch: PyTree = None) -> Float[Array, ""]:
         """How far the particles are from a stationary measure; 0 is stationary.
@@ -168,7 +175,7 @@ class Problem(eqx.Module):
         the norm of the Wasserstein gradient.
         """
         particles = require_particles("particles", particles, self.template())
-        return _stationarity(self, particles, batch)
+        return _stationarity(self, particles, require_representable("batch", batch))
 
     def describe(self) -> str:
         """Which algorithm this is, its V, W, τ and rest, and what the theory promises here."""
