@@ -79,7 +79,9 @@ from measureflow.statement.scores import KernelScore, LogScore, RankedProbabilit
 if TYPE_CHECKING:
     from measureflow.prediction import plots
     from measureflow.study import datasets
-    from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor, cross_validate
+    from measureflow.tables.crossvalidation import cross_validate
+    from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor
+    from measureflow.tables.methods import Candidate, Method
 
 __version__ = "0.1.0"
 
@@ -95,6 +97,7 @@ __all__ = [
     "AbstractPreconditioner",
     "AbstractRadialKernel",
     "AbstractRegulariser",
+    "Candidate",
     "Checkpoint",
     "DataExhaustedError",
     "DivergenceError",
@@ -119,6 +122,7 @@ __all__ = [
     "Matern",
     "MeanFieldGaussian",
     "MeanSquaredError",
+    "Method",
     "Mixture",
     "Moment",
     "NegativeLogLikelihood",
@@ -163,7 +167,9 @@ __all__ = [
 _LATER = {
     "EnsembleClassifier": "measureflow.tables.estimators",
     "EnsembleRegressor": "measureflow.tables.estimators",
-    "cross_validate": "measureflow.tables.estimators",
+    "Candidate": "measureflow.tables.methods",
+    "Method": "measureflow.tables.methods",
+    "cross_validate": "measureflow.tables.crossvalidation",
     "datasets": "measureflow.study.datasets",
     "plots": "measureflow.prediction.plots",
 }

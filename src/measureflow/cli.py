@@ -85,7 +85,7 @@ def reproduce(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(NAMES)}; or all (all but uci).")],
     out: Annotated[Path, typer.Option(help="Results go to OUT/NAME/.")] = Path("results"),
     seed: Seed = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller, for a look.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller and quicker version.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")] = False,
 ) -> None:
     """Redraw the paper's figures and judge its claims.
@@ -126,9 +126,9 @@ def _reproduced(name: str, folder: Path, seed: int, quick: bool) -> int:
 
 @app.command()
 def uci(
-    sets: Annotated[str, typer.Option(help="Which sets, joined by commas.")] = ",".join(SETS),
-    methods: Annotated[str, typer.Option(help="Which methods, joined by commas.")] = ",".join(METHODS),
-    splits: Annotated[int | None, typer.Option(help="The first so many splits; all by default.")] = None,
+    sets: Annotated[str, typer.Option(help="Which sets, separated by commas.")] = ",".join(SETS),
+    methods: Annotated[str, typer.Option(help="Which methods, separated by commas.")] = ",".join(METHODS),
+    splits: Annotated[int | None, typer.Option(help="How many splits; all by default.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for results.json and the figure.")] = Path("results/uci"),
     seed: Seed = 0,
     force: Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")] = False,

@@ -81,7 +81,7 @@ def particle_count(particles: Particles) -> int:
 
 
 def particle_dimension(particles: Particles) -> int:
-    """J, of each."""
+    """J, the number of coordinates of each particle."""
     return dimension(particles) // particle_count(particles)
 
 

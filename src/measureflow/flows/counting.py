@@ -51,6 +51,14 @@ class CountedFlow(AbstractFlow):
         return CountedFlow(self.flow.tabulated(first, used, length))
 
 
+def counted(flow: AbstractFlow, problem: Problem, initial: Any) -> AbstractFlow:
+    """`flow`, or the same with its steps counted if its states, of which `initial` may be one, do not."""
+    if isinstance(initial, Counted):
+        return CountedFlow(flow)
+    state = initial if hasattr(initial, "step") else eqx.filter_eval_shape(flow.init, problem, initial)
+    return flow if hasattr(state, "step") else CountedFlow(flow)
+
+
 def begun(flow: AbstractFlow, problem: Problem, initial: Any) -> tuple[AbstractFlow, Any]:
     """The flow and its state at `initial`, steps counted if its states do not count them. What has a `step`
     is a state to continue from."""

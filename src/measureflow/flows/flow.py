@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from measureflow.core.pytrees import Particles, particle_count, shapes_of, shown_shapes
+from measureflow.core.showing import one_line
 from measureflow.core.validation import require_particles
 from measureflow.flows.observing import observed
 from measureflow.saving.registry import require, saved
@@ -23,22 +24,45 @@ class AbstractFlow(eqx.Module):
     """How a problem is solved.
 
     `init`, `step` and `measure` make a flow. A state is any pytree of arrays. It should have a field `step`,
-    the number of steps taken, which every step raises by one, and randomness is then `key` folded with it:
-    `jax.random.fold_in(key, state.step)`, so that resuming is exact. A state without one is counted by
-    `solve`, which gives every step a key of its own.
+    the number of steps taken, which every step raises by one; randomness then comes from `key` folded with
+    it, `jax.random.fold_in(key, state.step)`, so that resuming is exact. If a state has no such field,
+    `solve` counts its steps and gives every step a key of its own.
     """
 
-    #: What `finite` counts, and what to try where they are not.
+    def __repr__(self) -> str:
+        return one_line(self)
+
+    #: What `finite` counts, and what to try where some became NaN or infinite.
     movers: ClassVar[str] = "particles"
     remedy: ClassVar[str] = "smaller steps"
 
     @abc.abstractmethod
     def init(self, problem: Problem, initial: Any) -> Any:
-        """The state at step 0."""
+        """The state at step 0.
+
+        Parameters
+        ----------
+        problem
+            What is minimised.
+        initial
+            What the user passed to `solve`: particles, or whatever else this flow begins from.
+        """
 
     @abc.abstractmethod
     def step(self, problem: Problem, state: Any, batch: PyTree, key: Key[Array, ""]) -> Any:
-        """One step, on the batch of this step (None where there is no data)."""
+        """The state after one more step: a pure function, compiled.
+
+        Parameters
+        ----------
+        problem
+            What is minimised: `problem.free_energy(batch)` has its V, W, τ and rest.
+        state
+            The state before the step.
+        batch
+            The batch of this step; None where there is no data.
+        key
+            The key of the run where the state has a field `step`, else one of this step alone.
+        """
 
     @abc.abstractmethod
     def measure(self, state: Any) -> AbstractMeasure:
@@ -51,14 +75,14 @@ class AbstractFlow(eqx.Module):
         except (AttributeError, TypeError, KeyError, IndexError):
             raise TypeError(
                 f"initial is a {type(state).__name__}, which {type(self).__name__} cannot continue from; "
-                "pass solution.measure.particles to begin anew."
+                "pass solution.measure.particles to start over."
             ) from None
         initial = measure.particles if isinstance(measure, Empirical) else measure
         expected = eqx.filter_eval_shape(self.init, problem, initial)
         if shapes_of(state) != shapes_of(expected):
             raise ValueError(
                 "initial is a state of another flow or problem: its arrays are "
-                f"{shown_shapes(state)}, expected {shown_shapes(expected)}; begin anew from "
+                f"{shown_shapes(state)}, expected {shown_shapes(expected)}; start over from "
                 "solution.measure.particles."
             )
         return state

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from measureflow.core.pytrees import Parameters, Particles, is_concrete, shown_shapes, strong_tree
+from measureflow.core.showing import one_line
 from measureflow.core.validation import positive_number, require_count, require_positive
 
 
@@ -22,13 +23,16 @@ class AbstractPreconditioner(eqx.Module):
     #: Whether g depends on the drifts it has seen.
     adaptive: ClassVar[bool]
 
+    def __repr__(self) -> str:
+        return one_line(self)
+
     @abc.abstractmethod
     def init(self, particles: Particles) -> PyTree:
-        """What it remembers."""
+        """Its memory before the first step."""
 
     @abc.abstractmethod
     def update(self, memory: PyTree, gradient: Particles, step: Int[Array, ""]) -> PyTree:
-        """What it remembers after seeing the drift of this step."""
+        """Its memory after it has seen the drift of this step."""
 
     @abc.abstractmethod
     def diagonal(self, memory: PyTree, step: Int[Array, ""]) -> Parameters:
@@ -64,7 +68,13 @@ def _require_scale(name: str, scale: Parameters) -> None:
 
 
 class FixedPreconditioner(AbstractPreconditioner):
-    """A constant g > 0: a number, or a pytree like θ whose leaves may be scalars."""
+    """A constant g > 0.
+
+    Parameters
+    ----------
+    scale
+        g: a number, or a pytree like θ whose leaves may be scalars.
+    """
 
     scale: Parameters = eqx.field(converter=strong_tree)
     adaptive: ClassVar[bool] = False
@@ -99,9 +109,20 @@ def _epsilon(value: Any) -> Float[Array, ""]:
 class RMSPreconditioner(AbstractPreconditioner):
     """g = s/(√v + ε), v the running mean of squared drifts over particles and steps.
 
-    `scale` s is a number, or a pytree like θ whose leaves may be scalars: where some coordinates should move
-    less than others. g adapts for `adapt_steps` steps and then freezes. While it adapts the chain has no
-    invariant law, so nothing before `adapt_steps` is a sample of q*.
+    g adapts for `adapt_steps` steps and then freezes. While it adapts the chain has no invariant law, so
+    nothing before `adapt_steps` is a sample of q*.
+
+    Parameters
+    ----------
+    adapt_steps
+        How many steps it adapts for, before it freezes.
+    decay
+        Of the running mean: 0.99 averages over 100 steps.
+    epsilon
+        ε, which bounds g by s/ε.
+    scale
+        s: a number, or a pytree like θ whose leaves may be scalars, where some coordinates should move
+        less than others.
     """
 
     adapt_steps: Int[Array, ""] = eqx.field(converter=_adapt_steps)

@@ -23,6 +23,7 @@ from measureflow.core.pytrees import (
     subtract,
     total,
 )
+from measureflow.core.showing import one_line
 from measureflow.core.validation import positive_number, require_particles, require_positive
 from measureflow.flows.flow import (
     AbstractFlow,
@@ -43,12 +44,27 @@ from measureflow.statement.problem import Problem
 
 @in_files
 class ParticleState(eqx.Module):
-    """Particles, the number of steps taken, and what optimiser, or preconditioner and momentum, remember."""
+    """The state of a `WassersteinFlow`.
+
+    Parameters
+    ----------
+    particles
+        Where they are.
+    step
+        The number of steps taken.
+    memory
+        What the preconditioner or the optimiser remembers.
+    drift
+        The running mean of momentum.
+    """
 
     particles: Particles
     step: Int[Array, ""]
     memory: PyTree = None
     drift: Particles | None = None
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
 
 def _step_size(value: Any) -> Any:

@@ -18,13 +18,14 @@ from numpyro.distributions import Distribution
 from numpyro.distributions.discrete import BernoulliLogits, CategoricalLogits, CategoricalProbs
 
 from measureflow.core.pytrees import Parameters, shown_shapes, strong, weighted_mean
+from measureflow.core.showing import one_line
 from measureflow.core.validation import positive_number, require_count, require_positive, require_real
 from measureflow.networks.counts import PrecisePoisson
 from measureflow.networks.network import Network
 from measureflow.networks.validation import require_likelihood, require_network
 from measureflow.saving.registry import saved
 
-# exp of anything outside ± this is no count that float32 can tell from its neighbours.
+# Beyond exp(± this), float32 cannot tell a count from its neighbours.
 _LARGEST_LOG_MEAN = 20.0
 #: The largest mean of a count: larger ones are not predicted.
 LARGEST_MEAN = math.exp(_LARGEST_LOG_MEAN)
@@ -53,10 +54,18 @@ class AbstractLikelihood(eqx.Module):
     o₂ of all targets, and so on. The last `constants` of these are meant not to depend on the input;
     `network.with_constants(likelihood.constants * likelihood.targets)` appends them. One target is an event
     of shape (); several are independent given the outputs, and an event of shape (targets,).
+
+    Parameters
+    ----------
+    targets
+        How many numbers a case has to predict.
     """
 
     targets: int = eqx.field(static=True, default=1, kw_only=True, converter=_number_of_targets)
     constants: ClassVar[int] = 0
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     @property
     @abc.abstractmethod
@@ -90,8 +99,14 @@ class AbstractLikelihood(eqx.Module):
 class Heteroscedastic(AbstractLikelihood):
     """Normal(o₁, softplus(o₂) + ε): the noise depends on the input.
 
-    ε is `smallest_scale`, in units of the targets that the network sees. It bounds the density by 1/(ε√2π);
-    without it, one case that is met exactly has a loss of −∞.
+    ε bounds the density by 1/(ε√2π); without it, one case that is met exactly has a loss of −∞.
+
+    Parameters
+    ----------
+    targets
+        How many numbers a case has to predict.
+    smallest_scale
+        ε > 0, in units of the targets that the network sees.
     """
 
     smallest_scale: Float[Array, ""] = eqx.field(default=1e-4, kw_only=True, converter=_smallest_scale)
@@ -108,7 +123,12 @@ class Heteroscedastic(AbstractLikelihood):
 class Homoscedastic(AbstractLikelihood):
     """Normal(o₁, softplus(o₂) + ε), where o₂ is a learned constant: the noise is the same for all inputs.
 
-    ε is `smallest_scale`, as in `Heteroscedastic`.
+    Parameters
+    ----------
+    targets
+        How many numbers a case has to predict.
+    smallest_scale
+        ε > 0, in units of the targets that the network sees.
     """
 
     smallest_scale: Float[Array, ""] = eqx.field(default=1e-4, kw_only=True, converter=_smallest_scale)
@@ -127,7 +147,12 @@ class StudentT(AbstractLikelihood):
     """Student's t with location o₁, scale softplus(o₂) + ε and 2.001 + softplus(o₃) degrees of freedom, where
     o₃ is a learned constant: outliers pull less, and the variance is finite.
 
-    ε is `smallest_scale`, as in `Heteroscedastic`.
+    Parameters
+    ----------
+    targets
+        How many numbers a case has to predict.
+    smallest_scale
+        ε > 0, in units of the targets that the network sees.
     """
 
     smallest_scale: Float[Array, ""] = eqx.field(default=1e-4, kw_only=True, converter=_smallest_scale)
@@ -144,7 +169,13 @@ class StudentT(AbstractLikelihood):
 
 @saved
 class Bernoulli(AbstractLikelihood):
-    """P(y = 1) = 1/(1 + exp(−o₁)): two classes, 0 and 1."""
+    """P(y = 1) = 1/(1 + exp(−o₁)): two classes, 0 and 1.
+
+    Parameters
+    ----------
+    targets
+        How many numbers a case has to predict.
+    """
 
     @property
     def outputs_per_target(self) -> int:
@@ -156,7 +187,15 @@ class Bernoulli(AbstractLikelihood):
 
 @saved
 class Categorical(AbstractLikelihood):
-    """P(y = c) ∝ exp(o_c): `classes` classes, 0, 1, …; targets are integers."""
+    """P(y = c) ∝ exp(o_c): classes 0, 1, …; targets are integers.
+
+    Parameters
+    ----------
+    classes
+        The number of classes, at least 2.
+    targets
+        How many numbers a case has to predict.
+    """
 
     classes: int = eqx.field(static=True, converter=_number_of_classes)
 
@@ -172,7 +211,12 @@ class Categorical(AbstractLikelihood):
 class Poisson(AbstractLikelihood):
     """Poisson(exp(o₁)): counts 0, 1, 2, … whose variance is their mean.
 
-    o₁ is clipped to ±20, means from 10⁻⁹ to 5·10⁸: beyond, only a run that diverges gets.
+    o₁ is clipped to ±20, means from 10⁻⁹ to 5·10⁸: only a diverging run goes beyond.
+
+    Parameters
+    ----------
+    targets
+        How many numbers a case has to predict.
     """
 
     @property
@@ -188,6 +232,11 @@ class NegativeBinomial(AbstractLikelihood):
     """Counts with mean μ = exp(o₁) and variance μ + μ²/α, where α = softplus(o₂) + 0.001.
 
     o₁ is clipped to ±20, as in `Poisson`.
+
+    Parameters
+    ----------
+    targets
+        How many numbers a case has to predict.
     """
 
     @property
@@ -234,10 +283,21 @@ class NegativeLogLikelihood(eqx.Module):
     divided by n, not by Σᵢ wᵢ: so batches are unbiased, and weights of mean 1 leave the scale of ℓ as it is.
     Targets have shape (rows,), or (rows, targets) where the distribution has several. A class or a count that
     is none (a label of K or more, −1, 0.5) makes the loss NaN, and a run raises; so does a weight < 0.
+
+    Parameters
+    ----------
+    network
+        f_θ.
+    likelihood
+        outputs ↦ NumPyro distribution: one of `mf.likelihoods`, or any function that acts on the last
+        axis.
     """
 
     network: Network
     likelihood: Callable[[Array], Distribution]
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     def __check_init__(self) -> None:
         require_network(self.network)
@@ -276,9 +336,18 @@ class NegativeLogLikelihood(eqx.Module):
 
 class MeanSquaredError(eqx.Module):
     """ℓ(θ, batch) = (1/n) Σᵢ wᵢ ‖f_θ(xᵢ) − yᵢ‖² over the n rows of a batch, batches as in
-    `NegativeLogLikelihood`. Targets have the shape of the outputs, or (rows,) for one output."""
+    `NegativeLogLikelihood`. Targets have the shape of the outputs, or (rows,) for one output.
+
+    Parameters
+    ----------
+    network
+        f_θ.
+    """
 
     network: Network
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     def __check_init__(self) -> None:
         require_network(self.network)
@@ -345,8 +414,8 @@ def _rescaled(
 
 def _without_units(distribution: Distribution) -> TypeError:
     return TypeError(
-        f"location + scale·Y of {type(distribution).__name__} is not known; only Normal and StudentT, and "
-        "several of them, can change units: leave location and scale out, and the targets as they are."
+        f"the law of location + scale·Y is not known for {type(distribution).__name__}; only Normal and "
+        "StudentT can be rescaled: leave location and scale out, and do not standardise the targets."
     )
 
 
@@ -391,8 +460,17 @@ def require_rescalable(distribution: Distribution, location: Any, scale: Any) ->
 
 def rescaled(distribution: Distribution, location: Any, scale: Any) -> Distribution:
     """The law of location + scale·Y, for Y Normal or StudentT, or several of them: so predictions for
-    standardised targets get their units back. `location` and `scale` are numbers, or have the shape of an
-    event: one number per target. `location` may also be one for each case, with the distribution's axes."""
+    standardised targets get their units back.
+
+    Parameters
+    ----------
+    distribution
+        The law of Y.
+    location
+        A number, or one per target; or one for each case, with the axes of the distribution.
+    scale
+        A number > 0, or one per target.
+    """
     location, scale = strong(location), strong(scale)
     require_positive("scale", scale, "pass the standard deviation of the targets.")
     whole = distribution.batch_shape + distribution.event_shape

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Key, PyTree
 
 from measureflow.core.pytrees import Parameters, Particles, shown_shapes, strong_tree
+from measureflow.core.showing import counted, or_fields
 from measureflow.core.validation import (
     positive_number,
     require_count,
@@ -43,11 +44,6 @@ _MOST_LAYERS, _LARGEST_LAYER = 100, 2**31
 class Network(eqx.Module):
     """θ ↦ f_θ: a network as a pure function of its parameters.
 
-    `init(key)` is one draw of θ from the network's own initialiser. `apply(θ, inputs)` takes a whole batch,
-    from (rows, ...) to (rows, outputs); one number per row, shape (rows,), becomes (rows, 1). `output_axis`
-    is the axis of a weight that counts its outputs: −1 for (..., in, out), as in Flax, or 0 for
-    (out, in, ...), as in Equinox. It decides the fan-in of `prior`.
-
     Any pair of functions will do, such as those of a Flax module whose call takes more than inputs:
 
         Network(lambda key: module.init(key, inputs)["params"],
@@ -55,6 +51,17 @@ class Network(eqx.Module):
 
     Build a network once: a new lambda is a new program. Those of `mlp` with equal arguments are equal, and
     pickle; others pickle if their functions do.
+
+    Parameters
+    ----------
+    init
+        A function of a key: one draw of θ from the network's own initialiser.
+    apply
+        A function of (θ, inputs) that takes a whole batch, from (rows, ...) to (rows, outputs); one
+        number per row, shape (rows,), becomes (rows, 1).
+    output_axis
+        The axis of a weight that counts its outputs: −1 for (..., in, out), as in Flax, or 0 for (out,
+        in, ...), as in Equinox. It decides the fan-in of `prior`.
     """
 
     init: Callable[[Key[Array, ""]], Parameters]
@@ -78,8 +85,13 @@ class Network(eqx.Module):
         self.output_axis = output_axis
         _require_parameters(jax.eval_shape(init, jax.random.key(0)))
 
+    @or_fields
+    def __repr__(self) -> str:
+        shapes = jax.tree.leaves(jax.eval_shape(self.init, jax.random.key(0)))
+        return f"Network({counted(sum(leaf.size for leaf in shapes), 'parameter')})"
+
     def __deepcopy__(self, memo: dict) -> "Network":
-        # It never changes, and JAX's functions, copied, would be others: a clone would compile anew.
+        # It never changes, and copies of JAX's functions are new functions: a clone would compile again.
         return self
 
     @classmethod
@@ -88,9 +100,19 @@ class Network(eqx.Module):
     ) -> "Network":
         """The multilayer perceptron: θ is a list with {"weight": (in, out), "bias": (out,)} for each layer.
 
-        It starts from weights N(0, 2/in) (He et al., 2015) and biases 0. `hidden=()` is a linear model.
-        Activations joined by +, as in "relu+tanh", share the units of every hidden layer: some functions are
-        made of edges, some are smooth, and most are both.
+        It starts from weights N(0, 2/in) (He et al., 2015) and biases 0.
+
+        Parameters
+        ----------
+        features
+            The number of columns of the inputs.
+        hidden
+            The widths of the hidden layers; () is a linear model.
+        outputs
+            The number of outputs.
+        activation
+            The name of an activation. Several joined by +, as in "relu+tanh", share the units of every
+            hidden layer: some functions are made of edges, some are smooth, and most are both.
         """
         if not isinstance(hidden, Sequence) or isinstance(hidden, str):
             raise TypeError(f"hidden must be a sequence of layer widths, got {hidden!r}; pass hidden=(50,).")
@@ -106,7 +128,7 @@ class Network(eqx.Module):
     def equinox(cls, make: Callable[[Key[Array, ""]], Any]) -> "Network":
         """An Equinox module, such as `lambda key: eqx.nn.MLP(2, 1, 50, 2, key=key)`.
 
-        It acts on one example, as Equinox has it. θ is its floating-point arrays; all else (functions,
+        It acts on one example, as Equinox modules do. θ is its floating-point arrays; all else (functions,
         integers) is taken once, from one call of `make`. State (BatchNorm) and keys (Dropout) are not
         supported: a network here is a function of θ and inputs alone.
         """
@@ -117,7 +139,7 @@ class Network(eqx.Module):
 
     @classmethod
     def linen(cls, module: Any, inputs: PyTree) -> "Network":
-        """A `flax.linen` module; `inputs`, to find its shapes, are a batch that it takes: one row will do.
+        """A `flax.linen` module. `inputs` is a batch that it takes, to find its shapes; one row is enough.
 
         θ is its collection "params". A module with other collections (batch_stats), or that draws random
         numbers when applied (Dropout), raises.
@@ -167,7 +189,15 @@ class Network(eqx.Module):
         return cls(NnxInit(make), NnxApply(make, structure, rest))
 
     def sample(self, key: Key[Array, ""], n: int) -> Particles:
-        """n particles, each from the network's own initialiser: the initial measure Q₀."""
+        """n particles, each from the network's own initialiser: the initial measure Q₀.
+
+        Parameters
+        ----------
+        key
+            A JAX random key.
+        n
+            How many particles.
+        """
         n = require_count("n", n, 1, "it counts the particles.")
         return jax.vmap(self.init)(jax.random.split(typed_key(key), n))
 
@@ -184,6 +214,13 @@ class Network(eqx.Module):
         Only shapes and that one name are looked at. Where they say too little (tables of embeddings,
         attention's kernels with three axes, normalisation over several axes), state the `Gaussian` by
         hand; its `mean` and `scale` are pytrees like θ.
+
+        Parameters
+        ----------
+        weight
+            The factor of the weights: √2 is right for relu, 1 for tanh.
+        bias
+            The standard deviation of the biases.
         """
         weight = positive_number("weight", weight, "√2 is right for relu, 1 for tanh.")
         bias = positive_number("bias", bias, "it is a standard deviation.")
@@ -204,6 +241,11 @@ class Network(eqx.Module):
         Other spaces to repel in: the first layer of an `mlp`, `kernel.on(lambda theta: theta[0])`, and
         coordinates whitened by the prior, `kernel.on(mf.Whiten(prior))`. These two are affine, so that
         `mf.SquaredMMD(prior, ...)` has a closed form.
+
+        Parameters
+        ----------
+        inputs
+            A batch of inputs, the anchors.
         """
         return OutputsAt(self.apply, _batch(inputs))
 
@@ -214,6 +256,11 @@ class Network(eqx.Module):
 
         On a GPU or TPU `network.computed_in(jnp.bfloat16)` is faster for wide networks. Steps are taken in
         the precision of θ: a small one would be lost in bfloat16.
+
+        Parameters
+        ----------
+        dtype
+            A floating-point type, such as jnp.bfloat16.
         """
         dtype = jnp.dtype(dtype)
         if not jnp.issubdtype(dtype, jnp.floating):
@@ -226,6 +273,11 @@ class Network(eqx.Module):
             f_(θ, c)(x) = (f_θ(x), c),   parameters {"network": θ, "constants": c},   c = 0 at the start.
 
         So a likelihood gets a noise scale that all inputs share.
+
+        Parameters
+        ----------
+        count
+            How many.
         """
         count = require_count("count", count, 1, "without constants, use the network itself.")
         return Network(ConstantsInit(self.init, count), ConstantsApply(self.apply), self.output_axis)
@@ -410,7 +462,7 @@ class EquinoxInit(eqx.Module):
         return jax.tree.unflatten(jax.tree.structure(self.template), leaves)
 
 
-@saved(build=lambda make: Network.equinox(make).apply.function, code=("make",))
+@saved(build=lambda make: _inner(Network.equinox(make).apply), code=("make",))
 class EquinoxApply(eqx.Module):
     """The module with arrays θ, on every row."""
 
@@ -432,14 +484,14 @@ def _require_pure_equinox(module: Any) -> None:
     found = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, kinds))
     if any(isinstance(node, kinds[:2]) for node in found):
         raise ValueError(
-            "make gives a module with state, got an eqx.nn.StateIndex; use layers without state, such as "
+            "make returns a module with state, got an eqx.nn.StateIndex; use layers without state, such as "
             "GroupNorm or LayerNorm for BatchNorm."
         )
     active = [node.p for node in found if isinstance(node, eqx.nn.Dropout) and not node.inference and node.p]
     if active:
         raise ValueError(
-            f"make gives a module that needs a key in every call, got eqx.nn.Dropout({active[0]}); leave it "
-            "out, or pass lambda key: eqx.nn.inference_mode(make(key))."
+            f"make returns a module that needs a key in every call, got eqx.nn.Dropout({active[0]}); leave "
+            "it out, or pass lambda key: eqx.nn.inference_mode(make(key))."
         )
 
 
@@ -489,7 +541,7 @@ def _nnx_parts(make: Callable, key: Key[Array, ""]) -> tuple[Any, dict]:
     if jax.tree.leaves(statistics):
         names = ", ".join(_by_path(nnx.to_pure_dict(statistics)))
         raise ValueError(
-            f"make gives a module with batch statistics, got {names}; use layers without state, such as "
+            f"make returns a module with batch statistics, got {names}; use layers without state, such as "
             "GroupNorm or LayerNorm for BatchNorm."
         )
     return structure, nnx.to_pure_dict(rest)
@@ -507,7 +559,7 @@ class NnxInit(eqx.Module):
         return nnx.to_pure_dict(nnx.state(self.make(nnx.Rngs(key)), nnx.Param))
 
 
-@saved(build=lambda make: Network.nnx(make).apply.function, code=("make",))
+@saved(build=lambda make: _inner(Network.nnx(make).apply), code=("make",))
 class NnxApply(eqx.Module):
     """The module with parameters θ, on a batch."""
 
@@ -544,7 +596,7 @@ def _batch(inputs: PyTree) -> PyTree:
 # Compiled, so that weights, which are not looked at, are never drawn.
 @eqx.filter_jit
 def _centre(init: Callable, key: Key[Array, ""], other_key: Key[Array, ""]) -> Parameters:
-    """Where the initialiser always starts a leaf that is no weight; else 0."""
+    """Where the initialiser always starts a leaf that is not a weight; else 0."""
 
     def centre(path: tuple, leaf: Array, other: Array) -> Array:
         zero = jnp.zeros_like(leaf)
@@ -572,3 +624,8 @@ def _require_parameters(theta: PyTree) -> None:
                 f"parameters must be floating-point arrays, got {leaf.dtype} at θ{path}; keep constants "
                 "inside apply."
             )
+
+
+def _inner(apply: Any) -> Any:
+    """What a network's `apply` was made of."""
+    return apply.function

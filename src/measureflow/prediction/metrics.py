@@ -63,6 +63,13 @@ def negative_log_likelihood(distribution: Distribution, targets: Any) -> float:
 
     Several targets of one row that are an event of the distribution count together: log p is that of the
     row. The unit of y matters: with y/c in place of y, log c is subtracted for every target.
+
+    Parameters
+    ----------
+    distribution
+        A NumPyro distribution with one law per row, such as `predict_dist(X)`.
+    targets
+        One per row, or an event of the distribution.
     """
     values = _targets(distribution, targets)
     law, z, scale = _standardised(distribution, values)
@@ -81,7 +88,15 @@ def negative_log_likelihood(distribution: Distribution, targets: Any) -> float:
 
 
 def root_mean_square_error(distribution: Distribution, targets: Any) -> float:
-    """√ mean (y − E[Y])², of the predictive mean; over rows and targets."""
+    """√ mean (y − E[Y])², of the predictive mean; over rows and targets.
+
+    Parameters
+    ----------
+    distribution
+        A NumPyro distribution with one law per row, such as `predict_dist(X)`.
+    targets
+        One per row, or an event of the distribution.
+    """
     law, z, scale = _standardised(distribution, _targets(distribution, targets))
     try:
         mean = as_float64(law.mean)
@@ -108,6 +123,13 @@ def crps(distribution: Distribution, targets: Any) -> float:
     nodes per row. Relative to the row's score its error is below 1e-6 for smooth laws with one peak, however
     heavy the tails and far away y; 1e-4 where the density jumps or is very skew; up to 3% where peaks are
     narrow and far apart. Several targets are scored one by one, by their marginals.
+
+    Parameters
+    ----------
+    distribution
+        A NumPyro distribution with one law per row, such as `predict_dist(X)`.
+    targets
+        One per row, or an event of the distribution.
     """
     law, z, scale = _standardised(distribution, _continuous_targets(distribution, targets))
     components = normal_components(law, z.shape)
@@ -117,7 +139,15 @@ def crps(distribution: Distribution, targets: Any) -> float:
 
 
 def coverage(low: Any, high: Any, targets: Any) -> float:
-    """The share of targets with low ≤ y ≤ high. To be read together with `width`."""
+    """The share of targets with low ≤ y ≤ high. To be read together with `width`.
+
+    Parameters
+    ----------
+    low, high
+        The ends of the intervals, one per row.
+    targets
+        One per row.
+    """
     low, high = _interval(low, high)
     targets = _finite("targets", targets, "drop rows without a target.")
     _require_shape("targets", targets, "the interval", low.shape, "pass one target per interval.")
@@ -125,13 +155,27 @@ def coverage(low: Any, high: Any, targets: Any) -> float:
 
 
 def width(low: Any, high: Any) -> float:
-    """The mean of high − low, in units of y."""
+    """The mean of high − low, in units of y.
+
+    Parameters
+    ----------
+    low, high
+        The ends of the intervals, one per row.
+    """
     low, high = _interval(low, high)
     return float(np.mean(high - low))
 
 
 def probability_integral_transform(distribution: Distribution, targets: Any) -> Float[np.ndarray, "..."]:
-    """u = F(y) for every target, by marginals: uniform on (0, 1) where predictions are calibrated."""
+    """u = F(y) for every target, by marginals: uniform on (0, 1) where predictions are calibrated.
+
+    Parameters
+    ----------
+    distribution
+        A NumPyro distribution with one law per row, such as `predict_dist(X)`.
+    targets
+        One per row, or an event of the distribution.
+    """
     law, z, _ = _standardised(distribution, _continuous_targets(distribution, targets))
     below = marginal_cdf(law, z)
     _require_no_nan("cdf", below)
@@ -143,6 +187,15 @@ def quantile_calibration_error(distribution: Distribution, targets: Any, levels:
 
     The mean *absolute* error of the reliability curve of Kuleshov et al. (2018), whose own score sums
     squares. Chance alone gives n independent, calibrated rows about 0.32/√n, for the default levels.
+
+    Parameters
+    ----------
+    distribution
+        A NumPyro distribution with one law per row, such as `predict_dist(X)`.
+    targets
+        One per row, or an event of the distribution.
+    levels
+        Which q, between 0 and 1.
     """
     levels = _finite("levels", levels, "such as (0.05, 0.5, 0.95).")
     if levels.ndim != 1 or np.any((levels <= 0) | (levels >= 1)):
@@ -152,14 +205,34 @@ def quantile_calibration_error(distribution: Distribution, targets: Any, levels:
 
 
 def accuracy(probabilities: Any, labels: Any, classes: Any = None) -> float:
-    """The share of rows whose most probable class is the label; of equals, the first counts."""
+    """The share of rows whose most probable class is the label; of equals, the first counts.
+
+    Parameters
+    ----------
+    probabilities
+        One row per case, one column per class, such as `predict_proba(X)`.
+    labels
+        The number of the class of every row, or its name.
+    classes
+        The names of the columns, such as `model.classes_`; needed for labels that are names.
+    """
     probabilities, labels = _classification(probabilities, labels, classes)
     return float(np.mean(probabilities.argmax(axis=1) == labels))
 
 
 def log_loss(probabilities: Any, labels: Any, classes: Any = None) -> float:
     """−mean log p(label). Probabilities are clipped to the machine epsilon of their type from below, as in
-    scikit-learn: an impossible label costs 15.9 in float32, 36.0 in float64, and not ∞."""
+    scikit-learn: an impossible label costs 15.9 in float32, 36.0 in float64, and not ∞.
+
+    Parameters
+    ----------
+    probabilities
+        One row per case, one column per class, such as `predict_proba(X)`.
+    labels
+        The number of the class of every row, or its name.
+    classes
+        The names of the columns, such as `model.classes_`; needed for labels that are names.
+    """
     kind = np.asarray(probabilities).dtype
     least = float(jnp.finfo(kind if jnp.issubdtype(kind, jnp.floating) else np.float64).eps)
     probabilities, labels = _classification(probabilities, labels, classes)
@@ -171,6 +244,15 @@ def brier_score(probabilities: Any, labels: Any, classes: Any = None) -> float:
     """mean Σ_c (p_c − 1{c = label})², the sum over classes, between 0 and 2 (Brier, 1950).
 
     For two classes it is twice scikit-learn's `brier_score_loss`, which looks at one of them.
+
+    Parameters
+    ----------
+    probabilities
+        One row per case, one column per class, such as `predict_proba(X)`.
+    labels
+        The number of the class of every row, or its name.
+    classes
+        The names of the columns, such as `model.classes_`; needed for labels that are names.
     """
     probabilities, labels = _classification(probabilities, labels, classes)
     errors = probabilities - np.eye(probabilities.shape[1])[labels]
@@ -188,7 +270,19 @@ class ConfidenceBins(NamedTuple):
 
 
 def confidence_bins(probabilities: Any, labels: Any, bins: int = 15, classes: Any = None) -> ConfidenceBins:
-    """Confidence and accuracy of the most probable class, in `bins` bins of equal width."""
+    """Confidence and accuracy of the most probable class, in `bins` bins of equal width.
+
+    Parameters
+    ----------
+    probabilities
+        One row per case, one column per class, such as `predict_proba(X)`.
+    labels
+        The number of the class of every row, or its name.
+    bins
+        How many bins of equal width.
+    classes
+        The names of the columns, such as `model.classes_`; needed for labels that are names.
+    """
     bins = require_count("bins", bins, 1, "it counts the bins of equal width on (0, 1]; 15 is usual.")
     probabilities, labels = _classification(probabilities, labels, classes)
     confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
@@ -205,14 +299,34 @@ def confidence_bins(probabilities: Any, labels: Any, bins: int = 15, classes: An
 
 def expected_calibration_error(probabilities: Any, labels: Any, bins: int = 15, classes: Any = None) -> float:
     """Σ_b (n_b/n) |accuracy_b − confidence_b| of the most probable class, in bins of equal width (Guo et al.,
-    2017). Never negative, so finite samples push it above 0 also where predictions are calibrated."""
+    2017). Never negative, so finite samples push it above 0 also where predictions are calibrated.
+
+    Parameters
+    ----------
+    probabilities
+        One row per case, one column per class, such as `predict_proba(X)`.
+    labels
+        The number of the class of every row, or its name.
+    bins
+        How many bins of equal width.
+    classes
+        The names of the columns, such as `model.classes_`; needed for labels that are names.
+    """
     table = confidence_bins(probabilities, labels, bins, classes)
     return float(np.nansum(table.counts * np.abs(table.accuracy - table.confidence)) / table.counts.sum())
 
 
 def auroc(scores_in: Any, scores_out: Any) -> float:
     """P(a score outside > a score inside), ties half: how well a score of uncertainty (entropy, variance, …)
-    tells inputs from outside the training distribution. ½ is chance, 1 perfect."""
+    tells inputs from outside the training distribution. ½ is chance, 1 perfect.
+
+    Parameters
+    ----------
+    scores_in
+        Of inputs like those of the training: one uncertainty per input.
+    scores_out
+        Of inputs from outside.
+    """
     inside, outside = (
         _finite(name, scores, "pass one uncertainty per input.")
         for name, scores in (("scores_in", scores_in), ("scores_out", scores_out))

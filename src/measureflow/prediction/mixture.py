@@ -13,6 +13,7 @@ from numpyro.distributions.discrete import BernoulliLogits, BernoulliProbs, Cate
 from numpyro.distributions.util import validate_sample
 
 from measureflow.core.pytrees import is_concrete, strong
+from measureflow.core.showing import counted
 from measureflow.core.validation import positive_number, require_representable
 from measureflow.networks.likelihoods import require_rescalable, rescaled
 from measureflow.prediction.cumulative import class_probabilities
@@ -27,7 +28,7 @@ Numbers: TypeAlias = Float[Array | np.ndarray, "..."]
 class Mixture(MixtureSameFamily):
     """(1/N) Σᵢ p(y | x, θᵢ): the predictive law, a NumPyro distribution.
 
-    `component_distribution` has the particles as its last batch axis, as NumPyro has it. Arguments broadcast
+    `component_distribution` has the particles as its last batch axis, as in NumPyro. Arguments broadcast
     against `batch_shape`, as NumPyro's do; only `quantile` and `interval` take a list of levels, too, and
     give all of them for every row.
 
@@ -39,6 +40,15 @@ class Mixture(MixtureSameFamily):
 
     Transform functions that build a mixture with `jax.vmap`, not the mixture: NumPyro's distributions keep
     the shapes that they were made with.
+
+    Parameters
+    ----------
+    component_distribution
+        The laws that are mixed, particles as the last batch axis.
+    location, scale
+        Units: the mixture is the law of location + scale·Y. Numbers, or one per target.
+    validate_args
+        As in NumPyro.
     """
 
     pytree_data_fields = ("_units",)
@@ -108,6 +118,11 @@ class Mixture(MixtureSameFamily):
         """Whether they are counts or classes."""
         return self._component_distribution.is_discrete
 
+    def __repr__(self) -> str:
+        name = type(self._component_distribution).__name__
+        shapes = f"batch shape {self.batch_shape}, event shape {self.event_shape}"
+        return f"Mixture({counted(self.mixture_size, 'particle')}, {name}, {shapes})"
+
     def _over_particles(self, values: Any) -> Float[Array, "..."]:
         shape = self._component_distribution.batch_shape + self.event_shape
         return jnp.mean(jnp.broadcast_to(values, shape), axis=self.mixture_dim)
@@ -122,7 +137,7 @@ class Mixture(MixtureSameFamily):
         component = self._component_distribution
         base = component.base_dist if isinstance(component, Independent) else component
         if isinstance(base, CategoricalLogits | CategoricalProbs):
-            raise self._without(what, "classes are no numbers: use probs, entropy() or log_prob.")
+            raise self._without(what, "classes are not numbers: use probs, entropy() or log_prob.")
 
     def _require_one_target(self, what: str) -> None:
         if self.event_shape:
@@ -209,9 +224,13 @@ class Mixture(MixtureSameFamily):
     def quantile(self, q: Any) -> Numbers:
         """The smallest y with P(Y ≤ y) ≥ q, by bisection; integers, too, are returned as floats.
 
-        q is a number, or a list of m levels, which gives m numbers for each row: shape (m, rows). Arrays with
-        more axes broadcast against `batch_shape`. q = 1 gives ∞ and q = 0 gives −∞, or 0 for counts; the
-        first and the last class that there is, for classes.
+        q = 1 gives ∞ and q = 0 gives −∞, or 0 for counts; for classes, the last and the first class.
+
+        Parameters
+        ----------
+        q
+            A number, or a list of m levels, which gives m numbers for each row: shape (m, rows). Arrays
+            with more axes broadcast against `batch_shape`.
         """
         return self.icdf(self._listed(q))
 
@@ -265,7 +284,8 @@ class Mixture(MixtureSameFamily):
         return levels.reshape(-1, *(1,) * len(self.batch_shape)) if levels.ndim == 1 else levels
 
     def widened(self, factor: Any) -> "Mixture":
-        """The law of m + factor·(Y − m), m = E[Y]: as wide again, or narrower, about the same mean."""
+        """The law of m + factor·(Y − m), m = E[Y]: the same mean, and `factor` times the standard deviation.
+        A factor above 1 widens the law, one below 1 narrows it."""
         factor = positive_number("factor", factor, "1 leaves the law as it is.")
         mean = jnp.expand_dims(self.standardised.mean, self.mixture_dim)
         wide = rescaled(self._component_distribution, (1 - factor) * mean, factor)
@@ -307,7 +327,7 @@ class Mixture(MixtureSameFamily):
         if not self.event_shape:
             return self
         if not isinstance(component, Independent) or component.reinterpreted_batch_ndims != self.event_dim:
-            raise self._without("marginals", "only several independent targets have; use sample.")
+            raise self._without("marginals", "only independent targets have marginals; use sample.")
         if self.event_dim != 1:
             raise self._without("marginals", "let the targets have one axis.")
         return Mixture(_with_last_axes_swapped(component.base_dist)).in_units(self._units)

@@ -29,11 +29,27 @@ def reliability_plot(
     predictions start above the diagonal and end below it. Of an array of class probabilities, with labels as
     targets: the share of right answers against confidence, the probability of the most probable class, in
     `bins` bins of equal width; overconfident predictions lie below the diagonal. Grey columns count the rows.
-    `classes` are the names of the labels, as in `metrics`.
 
     The grey band is where 95% of calibrated predictions would be, at each level or bin by itself, if targets
     are independent. A second call on the same axis adds predictions, to compare; band and counts stay
     those of the first.
+
+    Parameters
+    ----------
+    axis
+        An axis of matplotlib.
+    predictions
+        A distribution with one law per row, or an array of class probabilities (rows, classes).
+    targets
+        One per row; labels for classes.
+    label
+        What the legend calls these predictions.
+    colour
+        Of the curve.
+    bins
+        How many bins of confidence, for classes.
+    classes
+        The names of the labels, as in `metrics`.
     """
     first = not axis.has_data()
     if isinstance(predictions, Distribution):
@@ -108,7 +124,16 @@ def _short(count: int) -> str:
 def interval_plot(axis: Axes, mean: Any, low: Any, high: Any, targets: Any, *, most: int = 150) -> None:
     """Predicted intervals in the order of their means, the targets, and which of these lie outside.
 
-    At most `most` rows are drawn, evenly from all; coverage and width in the legend are those of all.
+    Parameters
+    ----------
+    axis
+        An axis of matplotlib.
+    mean, low, high
+        Of every row: the predictive mean, and the ends of its interval.
+    targets
+        One per row.
+    most
+        How many rows to draw, evenly from all; coverage and width in the legend are those of all.
     """
     most = require_count("most", most, 1, "it counts the intervals to draw; 150 can be told apart.")
     share, width = metrics.coverage(low, high, targets), metrics.width(low, high)

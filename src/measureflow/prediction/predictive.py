@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PyTree
 from numpyro.distributions import Distribution
 
 from measureflow.core.pytrees import Particles, is_concrete, shapes_of, shown_shapes
+from measureflow.core.showing import or_fields, shown
 from measureflow.core.validation import (
     positive_number,
     require_leading_axis,
@@ -27,6 +28,7 @@ from measureflow.networks.validation import require_likelihood, require_network
 from measureflow.prediction.mixture import Mixture
 from measureflow.prediction.units import Units, unit
 from measureflow.saving.registry import require, saved
+from measureflow.spaces.measures import Empirical
 
 __all__ = ["BLOCK", "Mixture", "Predictive"]
 
@@ -37,7 +39,7 @@ BLOCK = 256
 
 def _like(values: dict[str, Any]) -> Any:
     """In a file, particles have the structure of the network's parameters."""
-    network = values.get("network")
+    network: Any = values.get("network")
     shapes = jax.eval_shape(network.init, jax.random.key(0)) if isinstance(network, Network) else None
     return jax.tree.map(lambda leaf: "", shapes)
 
@@ -69,15 +71,24 @@ _CODE = ("network", "likelihood")
 class Predictive(eqx.Module):
     """x ↦ p(y | x) = (1/N) Σᵢ p(y | f_θᵢ(x)): the mixture over particles.
 
-    The likelihood may be any function outputs ↦ distribution that acts on the last axis of its argument.
-    Where targets were standardised, (y − location)/scale, give `location` and `scale`, and predictions are in
-    the units of y, in float64; these are numbers, or one number per target. `spread` widens the mixture about
-    its mean by a factor, as held-out rows may ask for. Of a Gaussian measure, as FD-GVI returns, pass
-    `measure.sample(key, n)`.
-
     Rows are evaluated in blocks of a fixed size, the last one filled up: one program for any number of rows,
     and what is predicted for a row does not depend on how many others are asked for. Within `jax.jit` or
     `jax.vmap`, where shapes are fixed anyway, all rows are one block.
+
+    Parameters
+    ----------
+    network
+        f_θ.
+    likelihood
+        outputs ↦ NumPyro distribution: any function that acts on the last axis of its argument.
+    particles
+        A pytree whose leaves share a leading axis. For a Gaussian measure, as FD-GVI returns it, pass
+        `measure.sample(key, n)`.
+    location, scale
+        Where targets were standardised, (y − location)/scale: numbers, or one per target. Predictions are
+        then in the units of y, in float64.
+    spread
+        A factor for the width of the mixture about its mean, as held-out rows may ask for.
     """
 
     network: Network
@@ -108,6 +119,12 @@ class Predictive(eqx.Module):
         if spread is not None:
             self.spread = positive_number("spread", spread, "None leaves the law as it is.")
         self._units_fit = Units(self.location, self.scale).fit
+
+    @or_fields
+    def __repr__(self) -> str:
+        measure, likelihood = Empirical(self.particles), shown(self.likelihood)
+        spread = "" if self.spread is None else f", spread {shown(self.spread)}"
+        return f"Predictive({measure!r}, likelihood {likelihood}{spread})"
 
     def __call__(self, inputs: PyTree) -> Mixture:
         """The mixture for all rows: batch shape (rows,).
@@ -164,7 +181,7 @@ def _number_or_one_per_target(name: str, value: Any) -> Float[Array | np.ndarray
 
 def _require_last_axis_only(likelihood: Callable, outputs: Float[Array, "rows n k"]) -> None:
     """Try the likelihood on shapes with no two axes alike: outputs[:, 0] instead of outputs[..., 0] could
-    otherwise take the particles for the outputs, and nobody would notice."""
+    otherwise take the particles for the outputs without any error."""
     width = outputs.shape[-1]
     other = jax.ShapeDtypeStruct((width + 1, width + 2, width), outputs.dtype)
     jax.eval_shape(lambda array: distribution_of(likelihood, array), other)

@@ -45,7 +45,7 @@ def mixture_quantile(components: Distribution, p: Numbers, c: Numbers) -> Number
     if counts and components.support != constraints.nonnegative_integer:
         raise NotImplementedError(
             f"a mixture of {type(components).__name__} has no quantile; only counts "
-            "0, 1, 2, …, classes and continuous laws have: use sample."
+            "0, 1, 2, …, classes and continuous laws have one: use sample."
         )
     inside = (p > 0) & (c > 0)
     ends = jnp.where(p == 0, 0.0 if counts else -jnp.inf, jnp.where(c == 0, jnp.inf, jnp.nan))
@@ -87,7 +87,7 @@ def _bisected(
 
 
 def _class_quantile(components: Distribution, p: Numbers, c: Numbers) -> Numbers:
-    """How many classes have P(Y ≤ k) < p, but for the last that there is."""
+    """The number of classes with P(Y ≤ k) < p, at most the number of the last class."""
     probabilities = jnp.mean(class_probabilities(components), axis=-2)
     below = jnp.cumsum(probabilities, axis=-1)[..., :-1]
     above = jnp.cumsum(probabilities[..., ::-1], axis=-1)[..., ::-1][..., 1:]

@@ -116,7 +116,7 @@ def _centre_and_spread(distribution: Distribution, shape: tuple[int, ...]) -> tu
             centre, variance = as_float64(distribution.mean), as_float64(distribution.variance)
         except NotImplementedError:
             raise TypeError(
-                f"crps of {name_of(distribution)} needs icdf, or mean and variance, which it does not have; "
+                f"crps of {name_of(distribution)} needs icdf, or mean and variance, which it lacks; "
                 "use negative_log_likelihood, or a likelihood such as Normal, StudentT or Laplace."
             ) from None
         centre, spread = np.broadcast_to(centre, shape), np.broadcast_to(np.sqrt(variance), shape)
@@ -161,7 +161,7 @@ def marginal_cdf(distribution: Distribution, values: np.ndarray) -> np.ndarray:
         return as_float64(base.cdf(jnp.asarray(values)))
     except NotImplementedError:
         raise TypeError(
-            f"this metric needs the cdf of {name_of(base)}, which NumPyro does not have; use "
+            f"this metric needs the cdf of {name_of(base)}, which NumPyro lacks; use "
             "negative_log_likelihood, or a likelihood with a cdf such as Normal, StudentT or Laplace."
         ) from None
 

@@ -65,8 +65,7 @@ class Divergence:
             return ""
         return (
             " The loss fell all the way: if it is a log density, pass its negative, and mf.KL(mf.Flat()) as "
-            "the "
-            "regulariser."
+            "the regulariser."
         )
 
     def _restarted(self, last: Any, batches: AbstractBatches, lost: np.ndarray, step: int) -> Any:

@@ -223,7 +223,7 @@ def _of_library(part: Any) -> _Parts | None:
 def _attributes(part: Any) -> Iterator[tuple[str, Any]]:
     """What an object holds in its dictionary and its slots, but for what it has only remembered."""
     # As `object` has it: what somebody's own class says of its state may leave out what code reads.
-    state = object.__getstate__(part)
+    state: Any = object.__getstate__(part)
     for held in state if isinstance(state, tuple) else (state,):
         for name, value in (held or {}).items():
             remembered = isinstance(getattr(type(part), name, None), functools.cached_property)
@@ -254,7 +254,7 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     reads. What a library has wrapped round somebody's function is the library's."""
     made_in = function.__code__.co_filename
     if hasattr(function, "__wrapped__") and made_in.startswith((*_LIBRARIES, "<@beartype")):
-        yield "wrapped", function.__wrapped__
+        yield "wrapped", vars(function)["__wrapped__"]
         yield "registry", getattr(function, "registry", None)
         return
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):

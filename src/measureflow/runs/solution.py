@@ -22,7 +22,17 @@ def _require_pairs(restart: "Restart") -> None:
 
 @saved(check=_require_pairs)
 class Restart(NamedTuple):
-    """At `step`, the particles `lost` had become NaN or infinite, and became copies of those in `copied`."""
+    """Particles that became NaN or infinite, and went on as copies of others.
+
+    Parameters
+    ----------
+    step
+        When.
+    lost
+        Which particles had become NaN or infinite.
+    copied
+        Which particles they are copies of since then.
+    """
 
     step: int
     lost: tuple[int, ...]
@@ -44,9 +54,22 @@ def _require_sound(solution: "Solution") -> None:
 @saved(check=_require_sound, optional=("state",))
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """What `solve` returns: the measure Q, the history of the run, the state to continue from, which
-    particles were restarted, if `on_divergence` allowed it, and the `draws`, if `collect` asked for them: the
-    pytree of the particles with leading axes (particle, draw)."""
+    """What `solve` returns.
+
+    Parameters
+    ----------
+    measure
+        Q.
+    history
+        What was recorded along the way.
+    state
+        The state to continue from: pass it to `solve` as `initial`.
+    restarts
+        Which particles were restarted, if `on_divergence` allowed it.
+    draws
+        The particles that `collect` asked for, as NumPy arrays with leading axes (particle, draw); else
+        None.
+    """
 
     measure: AbstractMeasure
     history: History

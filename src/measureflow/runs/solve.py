@@ -160,7 +160,7 @@ class SolveRun(AbstractRun):
         on_divergence: str,
     ):
         self.program, self.source, self.store = program, source, store
-        self.state = program.layout.placed(state)
+        self._go_to(program.layout.placed(state))
         self.most, self.record = source.most, {}
         self.first, self.end = int(state.step), int(state.step) + steps
         self.log = Log(record_every or default_record_every(steps))
@@ -172,9 +172,8 @@ class SolveRun(AbstractRun):
         self.placed: tuple[AbstractBatches, AbstractBatches] | None = None
         self.is_saved = False
 
-    @property
-    def step(self) -> int:
-        return int(self.state.step)
+    def _go_to(self, state: Any) -> None:
+        self.state, self.step = state, int(state.step)
 
     def solved(self, callbacks: tuple[Callback, ...], progress: bool | str) -> Solution:
         """The run from its beginning, or from its newest checkpoint, to its end."""
@@ -204,13 +203,14 @@ class SolveRun(AbstractRun):
         batches = self._take(step, records * each)
         # While the next line runs.
         self.source.ahead(lambda i: math.prod(_next_call(i, self.end, every, budget)))
-        before, buffer = self.state, self._buffer()
-        self.state, table, kept = self.program.call(before, batches, records, each, buffer)
-        if np.all(self.program.finite(self.state)):
+        buffer = self._buffer()
+        after, table, kept = self.program.call(self.state, batches, records, each, buffer)
+        if np.all(self.program.finite(after)):
             self.log.add(table, records)
             self.record = {name: np.asarray(column)[records - 1] for name, column in table.items()}
         else:
-            self.state, kept = self.divergence.mended(before, batches, records * each, buffer)
+            after, kept = self.divergence.mended(self.state, batches, records * each, buffer)
+        self._go_to(after)
         if self.collector is not None and kept is not None:
             self.collector.add(kept, self.step)
 
@@ -258,13 +258,12 @@ class SolveRun(AbstractRun):
         store.save(self.step, Saved(self.state, columns, notes))
 
     def _resume(self, saved: Saved) -> None:
-        self.state = saved.state
+        self._go_to(saved.state)
         folder = self.store.checkpoint.folder if self.store else None
         if self.step > self.end:
             raise ValueError(
                 f"the run in {folder} is at step {self.step}, beyond steps={self.end - self.first}; steps "
-                "may "
-                "only grow."
+                "may only grow."
             )
         columns = {name: values for name, values in saved.history.items() if not name.startswith(_DRAWS)}
         self.log.record_every = saved.notes["record_every"]
@@ -314,8 +313,7 @@ class SolveRun(AbstractRun):
             )
             raise ValueError(
                 f"{what} is {value} at `initial`, step {self.step}; check it, the data and `initial` for "
-                "NaN, "
-                "infinities and logarithms of zero."
+                "NaN, infinities and logarithms of zero."
             )
 
     def _can_restart(self) -> bool:

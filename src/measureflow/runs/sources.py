@@ -67,12 +67,12 @@ class AbstractSource(abc.ABC):
     @abc.abstractmethod
     def prefetch(self, step: int, count: int) -> int:
         """How many of the `count` steps from `step` on have a batch, of those that can be taken together.
-        A step that was asked for before may be asked for again while its call has not ended."""
+        A step may be asked for again until the call that takes it has ended."""
 
     @abc.abstractmethod
     def ahead(self, size: Callable[[int], int]) -> None:
-        """Begin to make what comes after the batches that were taken, but return at once. The call from some
-        step on will take `size(step)` steps, so far as one knows: never more than the run still needs."""
+        """Begin to make the batches after those that were taken, and return at once. The call that begins at
+        some step will take `size(step)` steps, as far as is known: never more than the run still needs."""
 
     @abc.abstractmethod
     def take(self, step: int, count: int) -> AbstractBatches:
@@ -80,7 +80,7 @@ class AbstractSource(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """The run has ended, well or not."""
+        """Let go of everything: the run has ended, with or without an error."""
 
 
 class Arrays(AbstractSource):
@@ -181,7 +181,7 @@ class _AbstractStream(AbstractSource):
         return self.stack.batches
 
     def close(self) -> None:
-        """The thread ends with the batch that it is at. Who pressed Ctrl-C twice does not wait for that."""
+        """The thread ends with the batch that it is at. After a second Ctrl-C nothing waits for that."""
         self.closed = True
         if self.background is None:
             return
@@ -222,7 +222,7 @@ class Stream(_AbstractStream):
 
     Except for the first batches, it is asked in another thread while the device computes, but never for more
     than the run needs: one that finishes after k steps has used k batches. One that does not, for an error or
-    Ctrl-C, may have asked for up to two stacks more. What the iterator raises is raised by the run, once the
+    Ctrl-C, may have asked for up to two stacks more. What the iterator raises, the run raises, once the
     steps of the batches before are taken.
     """
 
@@ -238,7 +238,7 @@ class Stream(_AbstractStream):
             raise ValueError(
                 f"data is an iterator that yields no batch, got {data!r}; pass one that does."
             ) from None
-        # What was asked for and has not gone into a stack: at most one, to look at.
+        # Batches that were asked for and are not in a stack yet: at most one, to look at.
         self.waiting = [(jax.tree.leaves(batch), self._position())]
         super().__init__(batch, 0.0)
 

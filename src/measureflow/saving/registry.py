@@ -12,7 +12,9 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, overload
+
+Class = TypeVar("Class", bound=type)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,14 @@ class Kind:
 KINDS: dict[str, Kind] = {}
 _NAMES: dict[type, str] = {}
 _LATE: dict[str, str] = {}
+
+
+@overload
+def saved(kind: Class, **options: Any) -> Class: ...
+
+
+@overload
+def saved(kind: None = None, **options: Any) -> Callable[[Class], Class]: ...
 
 
 def saved(kind: Any = None, **options: Any) -> Any:

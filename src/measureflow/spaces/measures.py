@@ -28,6 +28,7 @@ from measureflow.core.pytrees import (
     subtract,
     total,
 )
+from measureflow.core.showing import counted, few_numbers, one_line, or_fields
 from measureflow.core.validation import (
     positive_number,
     require_count,
@@ -47,6 +48,9 @@ def _number_of_draws(n: Any) -> int:
 class AbstractMeasure(eqx.Module):
     """A measure on the space of parameters θ, a pytree of arrays."""
 
+    def __repr__(self) -> str:
+        return one_line(self)
+
     @property
     @abc.abstractmethod
     def has_full_support(self) -> bool:
@@ -54,7 +58,15 @@ class AbstractMeasure(eqx.Module):
 
     @abc.abstractmethod
     def sample(self, key: Key[Array, ""], n: int) -> Particles:
-        """n independent draws: the pytree of θ with a leading axis n."""
+        """n independent draws: the pytree of θ with a leading axis n.
+
+        Parameters
+        ----------
+        key
+            A JAX random key.
+        n
+            How many.
+        """
 
     @abc.abstractmethod
     def log_density(self, theta: Parameters) -> Float[Array, ""]:
@@ -62,7 +74,7 @@ class AbstractMeasure(eqx.Module):
 
     @abc.abstractmethod
     def template(self) -> Parameters | None:
-        """Any point of the space, for its structure and shapes; None where any will do."""
+        """Any point of the space, for its structure and shapes; None if the measure is on any space."""
 
 
 def _gaussian_scale(mean: Parameters, scale: PyTree) -> tuple[PyTree, bool]:
@@ -110,8 +122,13 @@ def _lower_triangular(matrix: Float[Array, "J J"]) -> Float[Array, "J J"]:
 class Gaussian(AbstractMeasure):
     """N(mean, scale·scaleᵀ): p(θ) = |2πΣ|^-½ exp(−½ (θ−m)ᵀ Σ⁻¹ (θ−m)).
 
-    The mean's pytree gives the shape of θ. `scale` holds standard deviations (a scalar, or a pytree
-    like the mean), or is a lower-triangular matrix over the ravelled mean.
+    Parameters
+    ----------
+    mean
+        m, a pytree of arrays: it gives the shape of θ.
+    scale
+        Standard deviations, a number > 0 or a pytree like the mean; or a lower-triangular matrix over the
+        ravelled mean.
     """
 
     mean: Parameters
@@ -121,6 +138,14 @@ class Gaussian(AbstractMeasure):
     def __init__(self, mean: PyTree, scale: PyTree):
         self.mean = require_finite("Gaussian mean", mean, "it gives the shape of θ: a pytree of arrays.")
         self.scale, self.full_rank = _gaussian_scale(self.mean, scale)
+
+    @or_fields
+    def __repr__(self) -> str:
+        mean, deviations = few_numbers(self.mean), few_numbers(self.deviations())
+        if mean is not None and not self.full_rank:
+            return f"Gaussian(mean={mean}, scale={deviations})"
+        kind = "full covariance" if self.full_rank else "independent coordinates"
+        return f"Gaussian({counted(dimension(self.mean), 'dimension')}, {kind})"
 
     @property
     def has_full_support(self) -> bool:
@@ -186,7 +211,13 @@ class Gaussian(AbstractMeasure):
 
 @saved
 class Uniform(AbstractMeasure):
-    """The uniform measure on the box low ≤ θ ≤ high."""
+    """The uniform measure on the box low ≤ θ ≤ high.
+
+    Parameters
+    ----------
+    low, high
+        The two corners of the box, each a pytree shaped like θ.
+    """
 
     low: Parameters
     high: Parameters
@@ -280,10 +311,11 @@ class Empirical(AbstractMeasure):
         n = particle_count(self.particles)
         self.weights = None if weights is None else _masses(weights, n)
 
+    @or_fields
     def __repr__(self) -> str:
         weighted = "" if self.weights is None else ", weighted"
         n, number = particle_count(self.particles), dimension(self.template())
-        return f"Empirical({n} particles in {number} dimensions{weighted})"
+        return f"Empirical({counted(n, 'particle')} in {counted(number, 'dimension')}{weighted})"
 
     @property
     def has_full_support(self) -> bool:
@@ -304,7 +336,13 @@ class Empirical(AbstractMeasure):
         return jnp.full((n,), 1 / n) if self.weights is None else self.weights
 
     def integrate(self, function: Callable[[Parameters], PyTree]) -> PyTree:
-        """∫ f dQ = Σᵢ wᵢ f(θᵢ), for f with values in any pytree of arrays."""
+        """∫ f dQ = Σᵢ wᵢ f(θᵢ), for f with values in any pytree of arrays.
+
+        Parameters
+        ----------
+        function
+            f, a function of one θ.
+        """
         masses, exact = self.masses(), jax.lax.Precision.HIGHEST
         return jax.tree.map(
             lambda leaf: jnp.tensordot(masses.astype(leaf.dtype), leaf, axes=1, precision=exact),
@@ -371,7 +409,13 @@ def _is_distribution(node: Any) -> bool:
 
 
 class FromDistribution(AbstractMeasure):
-    """A NumPyro distribution, or a pytree of independent ones, as a measure."""
+    """A NumPyro distribution, or a pytree of independent ones, as a measure.
+
+    Parameters
+    ----------
+    distribution
+        A NumPyro distribution, or a pytree of them, one for each leaf of θ.
+    """
 
     distribution: PyTree
 

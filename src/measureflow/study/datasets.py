@@ -74,7 +74,14 @@ def load_uci(name: str, *, progress: bool = False) -> RegressionSet:
 
     From the folder that the environment variable MEASUREFLOW_DATA names, if it is set. Else from the
     user's cache, where what is missing or damaged is downloaded first (every file is checked against its
-    SHA256 sum). `progress` shows a bar over the files to download.
+    SHA256 sum).
+
+    Parameters
+    ----------
+    name
+        One of boston, concrete, energy, kin8nm, naval, power, protein, wine, yacht.
+    progress
+        Whether to show a bar over the files to download.
     """
     if name not in NAMES:
         raise ValueError(f"unknown data set {name!r}; known are {', '.join(NAMES)}.")
@@ -88,8 +95,12 @@ def load_uci(name: str, *, progress: bool = False) -> RegressionSet:
 def load_example(name: str) -> Example:
     """One of scikit-learn's bundled sets, as scikit-learn gives it: nothing is downloaded.
 
-    "diabetes" is for regression; "breast_cancer", "digits", "iris" and "wine" are for classification. This
-    wine has three cultivars to tell apart; `load_uci("wine")` has a quality to predict.
+    This wine has three cultivars to tell apart; `load_uci("wine")` has a quality to predict.
+
+    Parameters
+    ----------
+    name
+        "diabetes" for regression; "breast_cancer", "digits", "iris" or "wine" for classification.
     """
     if name not in EXAMPLES:
         raise ValueError(f"unknown example {name!r}; known are {', '.join(EXAMPLES)}.")
