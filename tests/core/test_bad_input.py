@@ -447,6 +447,26 @@ RUNS = {
         ValueError,
         ["data", "disagree", "(3, 1)", "(4,)"],
     ),
+    "data beyond 32 bits": (
+        lambda: solve(mf.Problem(batch_loss), data=(np.array([1, 2**40 + 7]),)),
+        ValueError,
+        ["data[0]", "1099511627783", "int32", "wrap around", "jax_enable_x64"],
+    ),
+    "batch beyond 32 bits": (
+        lambda: mf.Problem(batch_loss).value(mf.Empirical(PARTICLES), np.array([1, 2**40 + 7])),
+        ValueError,
+        ["batch", "1099511627783", "int32"],
+    ),
+    "batch of a gradient beyond 32 bits": (
+        lambda: mf.Problem(batch_loss).wasserstein_gradient(PARTICLES, {"x": np.array([1e300])}),
+        ValueError,
+        ["batch['x']", "1e+300", "float32", "infinite"],
+    ),
+    "batch of a discrepancy beyond 32 bits": (
+        lambda: mf.Problem(batch_loss).stationarity(PARTICLES, np.array([2**32], np.uint64)),
+        ValueError,
+        ["batch", "4294967296", "uint32"],
+    ),
     "data empty": (lambda: solve(mf.Problem(batch_loss), data=()), ValueError, ["data", "no arrays"]),
 }
 

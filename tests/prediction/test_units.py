@@ -170,6 +170,16 @@ WRONG = {
     "rows": (lambda: Mixture(NORMAL, location=np.zeros(ROWS)), ValueError, ["location", "(4,)", "()"]),
     "counts": (lambda: Mixture(dist.Poisson(SCALE), scale=2.0), TypeError, ["Poisson", "leave location"]),
     "tiny level": (lambda: Mixture(NORMAL).quantile(1e-40), ValueError, ["q must", "1e-40", "1e-37"]),
+    "tail of a law of NumPyro's": (
+        lambda: Mixture(dist.Laplace(LOC, 1.0)).interval(1 - 1e-8),
+        ValueError,
+        ["coverage", "Laplace", "1e-05"],
+    ),
+    "level of a law of NumPyro's": (
+        lambda: Mixture(dist.Laplace(LOC, 1.0)).quantile([0.5, 1 - 1e-8]),
+        ValueError,
+        ["q must", "Laplace", "1e-05"],
+    ),
     "levels": (lambda: Mixture(NORMAL).quantile([0.5, 1.5]), ValueError, ["q must", "1.5"]),
     "count too large": (
         lambda: Mixture(dist.Poisson(SCALE)).log_prob(np.int64(2**40)),
@@ -256,6 +266,34 @@ def test_small_tails_under_jit_and_vmap():
     np.testing.assert_allclose(low, -high, rtol=1e-6)
 
 
+def test_tails_that_are_not_known_are_no_numbers():
+    """1 − F is 0 where F rounds to 1: the quantile would be where that happens, and not where it is."""
+    low, high = jax.jit(lambda tail: Mixture(dist.Laplace(jnp.zeros(2), 1.0)).between_tails(tail))(1e-9)
+    assert np.isnan(low)
+    assert np.isnan(high)
+
+
+BOUNDED = {
+    "beta": (dist.Beta(jnp.full((1, 2), 2.0), 1.0), st.beta(2, 1)),
+    "uniform": (dist.Uniform(jnp.zeros((1, 2)), 2.0), st.uniform(0, 2)),
+    "exponential": (dist.Exponential(jnp.ones((1, 2))), st.expon()),
+    "log-normal": (dist.LogNormal(jnp.zeros((1, 2)), 1.0), st.lognorm(1.0)),
+    "cauchy": (dist.Cauchy(jnp.zeros((1, 2)), 1.0), st.cauchy()),
+    "laplace": (dist.Laplace(jnp.zeros((1, 2)), 1.0), st.laplace()),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_quantiles_stay_in_the_support(name):
+    """The 0.95-quantile of Beta(2, 1) was 1.69: NumPyro's F is NaN beyond 1."""
+    component, law = BOUNDED[name]
+    levels = [0.001, 0.05, 0.5, 0.95, 0.999]
+    found = Mixture(component).quantile(levels)[:, 0]
+    np.testing.assert_allclose(found, law.ppf(levels), rtol=1e-3, atol=1e-6)
+    outside = np.array([[-30.0], [30.0]])
+    np.testing.assert_allclose(Mixture(component).cdf(outside)[:, 0], law.cdf(outside[:, 0]), atol=1e-6)
+
+
 # Predictions
 
 NETWORK = Network.mlp(2, (4,), 2, "tanh")
@@ -322,6 +360,18 @@ def test_scores_are_those_of_standardised_targets_in_units(name, location, scale
         metrics.probability_integral_transform(plain, Z),
         rtol=1e-3,
     )
+
+
+def test_scores_of_plain_laws_far_away():
+    """Of parameters in float64, and of errors whose squares are no numbers."""
+    law = dist.Normal(np.full(3, 1.7e9), 60.0)
+    y = 1.7e9 + 60 * np.array([-1.0, 0.0, 1.0])
+    np.testing.assert_allclose(metrics.probability_integral_transform(law, y), st.norm.cdf([-1, 0, 1]))
+    far = np.array([3e200, 0.0, 4e200, 0.0])
+    plain = dist.Normal(jnp.zeros(4), 1.0)
+    assert metrics.root_mean_square_error(plain, far) == pytest.approx(2.5e200)
+    assert metrics.crps(plain, far) == pytest.approx(7e200 / 4)
+    assert metrics.root_mean_square_error(plain, np.zeros(4)) == 0
 
 
 def test_scores_of_several_targets_in_units():

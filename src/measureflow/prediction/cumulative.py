@@ -7,9 +7,10 @@ P(Poisson(10⁶) ≤ 10⁶) is off by 0.3. What stands here is within 10⁻⁴ o
 Both tails are computed, neither as 1 − the other: a tail of 10⁻⁹ is a number in float32, and 1 − 10⁻⁹ is 1.
 """
 
+import contextlib
 import functools
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +43,16 @@ _TERMS = 33
 @functools.singledispatch
 def tails(distribution: Distribution, value: Numbers) -> Pair:
     """P(Y ≤ value) and P(Y > value); the two arguments broadcast."""
-    below = jnp.asarray(distribution.cdf(value))
+    # NumPyro's formulas for F hold inside the support only; outside, one is on one side of all of it.
+    support: Any = distribution.support
+    inside, middle = support(value), distribution.mean
+    below = jnp.where(inside, distribution.cdf(jnp.where(inside, value, middle)), value > middle)
     return below, 1 - below
+
+
+def keeps_tails(distribution: Distribution) -> bool:
+    """Whether `tails` knows more of a tail than 1 − the other."""
+    return tails.dispatch(type(distribution)) is not tails.dispatch(object)
 
 
 def cumulative(distribution: Distribution, value: Numbers) -> Numbers:
@@ -138,10 +147,15 @@ def _classes(distribution: Distribution, value: Numbers) -> Pair:
 
 @functools.singledispatch
 def quantile_bounds(distribution: Distribution, p: Numbers, c: Numbers) -> Pair:
-    """Two numbers with the p-quantile between them, for 0 < p < 1 and c = 1 − p. By Cantelli's inequality:
+    """Two numbers with the p-quantile between them, for 0 < p < 1 and c = 1 − p: NumPyro's quantile, or,
+    where it has none, by Cantelli's inequality with mean m and standard deviation s:
 
-    m − s √(c/p) ≤ quantile ≤ m + s √(p/c), with mean m and standard deviation s.
+    m − s √(c/p) ≤ quantile ≤ m + s √(p/c).
     """
+    # Those of Beta and Gamma need a library that is not required.
+    with contextlib.suppress(NotImplementedError, ImportError):
+        quantile = jnp.asarray(distribution.icdf(p))
+        return quantile, quantile
     mean, deviation = distribution.mean, jnp.sqrt(distribution.variance)
     return mean - deviation * jnp.sqrt(c / p), mean + deviation * jnp.sqrt(p / c)
 

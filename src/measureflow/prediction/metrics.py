@@ -111,9 +111,10 @@ def root_mean_square_error(distribution: Distribution, targets: Any) -> float:
             f"the distribution {name_of(distribution)} has no mean; use negative_log_likelihood, "
             "which needs none, or accuracy for classes."
         ) from None
+    errors = scale * np.abs(z - mean)
     # Relative to the largest, whose square may not be a number.
-    largest = np.max(scale)
-    return float(largest * np.sqrt(mean_of("mean", np.square(scale / largest * (z - mean)))))
+    largest = np.nanmax(errors, initial=np.finfo(np.float64).tiny)
+    return float(largest * np.sqrt(mean_of("mean", np.square(errors / largest))))
 
 
 def crps(distribution: Distribution, targets: Any) -> float:

@@ -17,15 +17,12 @@ from measureflow.core.showing import counted
 from measureflow.core.validation import positive_number, require_representable
 from measureflow.networks.likelihoods import require_rescalable, rescaled
 from measureflow.prediction.cumulative import class_probabilities
-from measureflow.prediction.quantiles import CLASSES, compiled_tails, mixture_quantile
+from measureflow.prediction.quantiles import CLASSES, compiled_tails, mixture_quantile, smallest_tail
 from measureflow.prediction.units import Units, as_jax_has_it
 
 # What the methods of a mixture return: of JAX, or, in units, of NumPy in double precision. Those that NumPyro
 # has, too, promise arrays of JAX there, so their types are left open.
 Numbers: TypeAlias = Float[Array | np.ndarray, "..."]
-
-# Below it, float32 has fewer digits.
-_SMALLEST_TAIL = 1e-37
 
 
 class Mixture(MixtureSameFamily):
@@ -246,12 +243,16 @@ class Mixture(MixtureSameFamily):
         levels = np.asarray(q, np.float64)
         if not np.all((levels >= 0) & (levels <= 1)):
             raise ValueError(f"q must be between 0 and 1, got {q}; 0.5 is the median.")
-        if np.any((levels > 0) & (levels < _SMALLEST_TAIL)):
-            raise ValueError(
-                f"q must be 0 or at least {_SMALLEST_TAIL}, got {q}, which float32 does not tell from 0; use "
-                "0 for the end of the law."
-            )
+        self._require_tails("q", q, np.minimum(levels, 1 - levels))
         return self._at(strong(levels), strong(1 - levels))
+
+    def _require_tails(self, name: str, given: Any, tails: Any) -> None:
+        smallest, law = smallest_tail(self._component_distribution), type(self._component_distribution)
+        if np.any((tails > 0) & (tails < smallest)):
+            raise ValueError(
+                f"{name} must leave no tail, or one of at least {smallest:g}, got {given}: smaller ones of "
+                f"{law.__name__} are not known in float32; q = 0 and q = 1 are the ends of the law."
+            )
 
     def interval(self, coverage: Any) -> tuple[Numbers, Numbers]:
         """The central interval (low, high): at most (1 − coverage)/2 of the mass lies on either side.
@@ -262,6 +263,7 @@ class Mixture(MixtureSameFamily):
         coverage = np.asarray(coverage, np.float64)
         if not np.all((coverage > 0) & (coverage < 1)):
             raise ValueError(f"coverage must be between 0 and 1, got {coverage}; 0.9 is usual.")
+        self._require_tails("coverage", coverage, (1 - coverage) / 2)
         return self.between_tails((1 - self._listed(coverage)) / 2)
 
     def between_tails(self, tail: Any) -> tuple[Numbers, Numbers]:

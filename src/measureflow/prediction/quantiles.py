@@ -7,9 +7,20 @@ from jaxtyping import Array
 from numpyro.distributions import CategoricalLogits, Distribution, constraints
 from numpyro.distributions.discrete import BernoulliLogits, BernoulliProbs, CategoricalProbs
 
-from measureflow.prediction.cumulative import Numbers, class_probabilities, quantile_bounds, tails
+from measureflow.prediction.cumulative import (
+    Numbers,
+    class_probabilities,
+    keeps_tails,
+    quantile_bounds,
+    tails,
+)
 
 CLASSES = (BernoulliLogits, BernoulliProbs, CategoricalLogits, CategoricalProbs)
+
+
+def smallest_tail(components: Distribution) -> float:
+    """Beyond this, float32 does not know the tails of such a law."""
+    return 1e-37 if keeps_tails(components) else 1e-5
 
 
 def mixture_tails(components: Distribution, value: Numbers) -> tuple[Numbers, Numbers]:
@@ -44,6 +55,8 @@ def mixture_quantile(components: Distribution, p: Numbers, c: Numbers) -> Number
     low, high = jnp.min(low, axis=-1), jnp.max(high, axis=-1)
     if counts:
         low, high = jnp.full_like(high, -1.0), jnp.ceil(high) + 1
+    ends = jnp.where(inside, jnp.nan, ends)
+    inside = inside & (jnp.minimum(p, c) >= smallest_tail(components))
     return jnp.where(inside, _bisected(components, p, c, low, high, 1.0 if counts else None), ends)
 
 

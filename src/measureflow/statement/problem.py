@@ -10,7 +10,13 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from measureflow.core.pytrees import Parameters, Particles, shapes_of, shown_shapes
 from measureflow.core.showing import or_fields
-from measureflow.core.validation import require_count, require_particles, require_same_shape, typed_key
+from measureflow.core.validation import (
+    require_count,
+    require_particles,
+    require_representable,
+    require_same_shape,
+    typed_key,
+)
 from measureflow.numerics.integration import Points, draws, quadrature, require_agreement
 from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import AbstractKernel
@@ -146,6 +152,7 @@ class Problem(eqx.Module):
     ) -> dict[str, Float[Array, ""]]:
         """The summands of L(Q) by name, each times its weight."""
         samples = require_count("samples", samples, 2, "10,000 is a start.")
+        batch = require_representable("batch", batch)
         if isinstance(measure, Empirical):
             require_particles("measure", measure.particles, self.template())
             parts = _particle_parts(self, measure, batch)
@@ -183,7 +190,7 @@ class Problem(eqx.Module):
             The data that the objective sees.
         """
         particles = require_particles("particles", particles, self.template())
-        return _wasserstein_gradient(self, particles, batch)
+        return _wasserstein_gradient(self, particles, require_representable("batch", batch))
 
     def stationarity(self, particles: PyTree, batch: PyTree = None) -> Float[Array, ""]:
         """How far the particles are from a stationary measure; 0 is stationary.
@@ -199,7 +206,7 @@ class Problem(eqx.Module):
             The data that the objective sees.
         """
         particles = require_particles("particles", particles, self.template())
-        return _stationarity(self, particles, batch)
+        return _stationarity(self, particles, require_representable("batch", batch))
 
     def describe(self) -> str:
         """Which algorithm this is, its V, W, τ and rest, and what the theory promises here."""
