@@ -204,8 +204,37 @@ def processes():
 
 
 def two_processes():
-    """DRLE with batches on the one device of each of two processes."""
-    return {name: differences(CASES[name], mesh_of(2)) for name in ["DRLE, batches"]}
+    """DRLE with batches on the one device of each of two processes, and such a run in parts."""
+    return {"DRLE": differences(CASES["DRLE, batches"], mesh_of(2)), "checkpoints": checkpoints()}
+
+
+def checkpointed(folder, steps, mesh=None):
+    problem, flow, batch_size = CASES["DRLE, batches"]
+    options = {"data": DATA, "batch_size": batch_size, "mesh": mesh, "record_every": 1}
+    options["checkpoint"] = None if folder is None else mf.Checkpoint(folder, every=4)
+    return mf.solve(problem, flow, START, steps, jax.random.key(3), **options)
+
+
+def checkpoints():
+    """A run of two processes in three parts; before the last one, a file of one of them is damaged."""
+    folder, mesh = Path(sys.argv[1]).parent / "run", mesh_of(2)
+    checkpointed(folder, 6, mesh)
+    checkpointed(folder, 10, mesh)
+    names = sorted(path.name for path in folder.iterdir())
+    multihost_utils.sync_global_devices("looked")
+    if jax.process_index() == 0:
+        (folder / "10-2-of-2.safetensors").write_bytes(b"")
+    multihost_utils.sync_global_devices("damaged")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        resumed = checkpointed(folder, 12, mesh)
+    whole = checkpointed(None, 12, mesh)
+    pairs = zip(*(jax.tree.leaves(solution.state) for solution in (resumed, whole)), strict=True)
+    parts = [(a.addressable_data(0), b.addressable_data(0)) for a, b in pairs]
+    parts += [(resumed.history[name], whole.history[name]) for name in whole.history]
+    same = [np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in parts]
+    same = multihost_utils.process_allgather(np.array(same)).tolist()
+    return {"names": names, "same": same, "warned": [str(warning.message) for warning in caught]}
 
 
 def shares():

@@ -42,7 +42,9 @@ from measureflow.runs.solution import (
     Solution,
 )
 from measureflow.runs.solve import solve
-from measureflow.saving.kinds import FileFormatError, load, save
+from measureflow.saving.container import FileFormatError
+from measureflow.saving.documents import load, save
+from measureflow.saving.registry import saved_later
 from measureflow.spaces.embeddings import NoClosedFormError, kernel_mean_embedding
 from measureflow.spaces.kernels import (
     AbstractKernel,
@@ -165,6 +167,7 @@ _LATER = {
     "datasets": "measureflow.study.datasets",
     "plots": "measureflow.prediction.plots",
 }
+saved_later("measureflow.tables.estimators", "EnsembleClassifier", "EnsembleRegressor", "Shifted")
 
 
 def __getattr__(name: str) -> Any:

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
-from on_devices import CASES, MORE
+from on_devices import CASES, MORE, checkpointed
 
 import measureflow as mf
 
@@ -57,10 +58,24 @@ def on_two_processes(out, part):
     return result(out, *[start(1, out, part, address, number) for number in (0, 1)])
 
 
+@pytest.mark.standard_promotion
 def test_two_processes_are_as_one(tmp_path):
     found = on_two_processes(tmp_path / "out.json", "two processes")
+    checkpoints = found.pop("checkpoints")
     assert len(found) == 1
     assert_equal(found, shard=8)
+    # Each writes its own particles; a checkpoint that one cannot read is none; one process may go on.
+    files = {f"{step}-{i}-of-2.safetensors" for step in (10, 8) for i in (1, 2)}
+    assert files <= set(checkpoints["names"])
+    assert np.all(checkpoints["same"])
+    (warned,) = checkpoints["warned"]
+    assert "step 10" in warned
+    assert "goes on from step 8" in warned
+    parts = [mf.load(tmp_path / "run" / f"12-{i}-of-2.safetensors")["state"][0] for i in (1, 2)]
+    assert [begin for begin, _ in parts[0] + parts[1]] == [(0,), (8,)]
+    alone, resumed = checkpointed(None, 12), checkpointed(tmp_path / "run", 12)
+    for a, b in zip(*(jax.tree.leaves(one.measure) for one in (alone, resumed)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

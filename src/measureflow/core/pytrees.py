@@ -29,6 +29,16 @@ def is_concrete(value: Any) -> bool:
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
 
 
+def is_key(value: Any) -> bool:
+    """Whether it holds typed random keys."""
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def numbers_of(array: Any) -> Any:
+    """Random keys as the numbers that they are made of; other arrays as they are."""
+    return jax.random.key_data(array) if is_key(array) else array
+
+
 def strong(value: Any) -> Array:
     """`value` as a strongly typed floating-point array.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from measureflow.core.pytrees import is_concrete, shapes_of, shown_shapes, strong, strong_tree
+from measureflow.core.pytrees import is_concrete, is_key, shapes_of, shown_shapes, strong, strong_tree
 
 
 def positive_number(name: str, value: Any, remedy: str) -> Float[Array, ""]:
@@ -150,7 +150,7 @@ def require_same_shape(name: str, tree: PyTree, template: PyTree) -> None:
 
 def typed_key(key: Any) -> Key[Array, ""]:
     """`key` as a typed JAX random key; raw ones of the old style are wrapped."""
-    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
+    if is_key(key) and key.shape == ():
         return key
     if getattr(key, "dtype", None) == jnp.uint32 and getattr(key, "shape", None) == (2,):
         return jax.random.wrap_key_data(key)

@@ -13,7 +13,9 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from measureflow.core.pytrees import Particles, particle_count, shapes_of, shown_shapes
 from measureflow.core.showing import one_line
+from measureflow.core.validation import require_particles
 from measureflow.flows.observing import observed
+from measureflow.saving.registry import require, saved
 from measureflow.spaces.measures import AbstractMeasure, Empirical
 from measureflow.statement.problem import Problem
 
@@ -152,3 +154,21 @@ def optimiser_step(
     with jax.numpy_dtype_promotion("standard"):
         updates, memory = optimiser.update(gradient, memory, parameters)
         return optax.apply_updates(parameters, updates), memory
+
+
+def _require_sound(state: Any) -> None:
+    """Raises where a file says what cannot be: a state counts its steps, and all else are arrays."""
+    counts = isinstance(state.step, jax.Array) and state.step.shape == ()
+    counts = counts and jnp.issubdtype(state.step.dtype, jnp.integer) and int(state.step) >= 0
+    require(counts, "step is no number of steps")
+    require(all(map(eqx.is_array_like, jax.tree.leaves(state))), "it holds something that is no array")
+    particles, drift = getattr(state, "particles", None), getattr(state, "drift", None)
+    floats = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(particles))
+    require(floats, "particles does not hold floating-point arrays")
+    if particles is not None:
+        require_particles("particles", particles)
+    require(drift is None or shapes_of(drift) == shapes_of(particles), "drift and particles differ in shape")
+
+
+#: Files may hold states of this class.
+in_files = functools.partial(saved, check=_require_sound)

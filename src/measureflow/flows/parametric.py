@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from measureflow.core.pytrees import Parameters, Particles, as_matrix, particle_count, squared_norm
 from measureflow.core.showing import one_line
 from measureflow.core.validation import require_count, require_particles
-from measureflow.flows.flow import AbstractFlow, optimiser_step, require_optimiser
+from measureflow.flows.flow import AbstractFlow, in_files, optimiser_step, require_optimiser
 from measureflow.numerics.integration import draws
 from measureflow.spaces.measures import Empirical, Gaussian
 from measureflow.statement.problem import Problem, value_parts
@@ -66,6 +66,7 @@ class FullRankGaussian(AbstractFamily):
         return Gaussian(mean, jnp.linalg.cholesky(covariance))
 
 
+@in_files
 class ParametricState(eqx.Module):
     """The state of a `ParametricFlow`.
 

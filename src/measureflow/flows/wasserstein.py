@@ -25,7 +25,13 @@ from measureflow.core.pytrees import (
 )
 from measureflow.core.showing import one_line
 from measureflow.core.validation import positive_number, require_particles, require_positive
-from measureflow.flows.flow import AbstractFlow, finite_particles, optimiser_step, require_optimiser
+from measureflow.flows.flow import (
+    AbstractFlow,
+    finite_particles,
+    in_files,
+    optimiser_step,
+    require_optimiser,
+)
 from measureflow.flows.observing import observed
 from measureflow.flows.preconditioners import AbstractPreconditioner
 from measureflow.flows.schedules import Tabulated
@@ -36,6 +42,7 @@ from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.problem import Problem
 
 
+@in_files
 class ParticleState(eqx.Module):
     """The state of a `WassersteinFlow`.
 

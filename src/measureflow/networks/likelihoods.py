@@ -23,6 +23,7 @@ from measureflow.core.validation import positive_number, require_count, require_
 from measureflow.networks.counts import PrecisePoisson
 from measureflow.networks.network import Network
 from measureflow.networks.validation import require_likelihood, require_network
+from measureflow.saving.registry import saved
 
 # Beyond exp(± this), float32 cannot tell a count from its neighbours.
 _LARGEST_LOG_MEAN = 20.0
@@ -94,6 +95,7 @@ class AbstractLikelihood(eqx.Module):
         return self.law(jnp.swapaxes(grouped, -1, -2)).to_event(1)
 
 
+@saved
 class Heteroscedastic(AbstractLikelihood):
     """Normal(o₁, softplus(o₂) + ε): the noise depends on the input.
 
@@ -117,6 +119,7 @@ class Heteroscedastic(AbstractLikelihood):
         return dist.Normal(outputs[..., 0], _scale(outputs[..., 1], self.smallest_scale))
 
 
+@saved
 class Homoscedastic(AbstractLikelihood):
     """Normal(o₁, softplus(o₂) + ε), where o₂ is a learned constant: the noise is the same for all inputs.
 
@@ -139,6 +142,7 @@ class Homoscedastic(AbstractLikelihood):
         return dist.Normal(outputs[..., 0], _scale(outputs[..., 1], self.smallest_scale))
 
 
+@saved
 class StudentT(AbstractLikelihood):
     """Student's t with location o₁, scale softplus(o₂) + ε and 2.001 + softplus(o₃) degrees of freedom, where
     o₃ is a learned constant: outliers pull less, and the variance is finite.
@@ -163,6 +167,7 @@ class StudentT(AbstractLikelihood):
         return dist.StudentT(freedom, outputs[..., 0], _scale(outputs[..., 1], self.smallest_scale))
 
 
+@saved
 class Bernoulli(AbstractLikelihood):
     """P(y = 1) = 1/(1 + exp(−o₁)): two classes, 0 and 1.
 
@@ -180,6 +185,7 @@ class Bernoulli(AbstractLikelihood):
         return BernoulliLogits(outputs[..., 0])
 
 
+@saved
 class Categorical(AbstractLikelihood):
     """P(y = c) ∝ exp(o_c): classes 0, 1, …; targets are integers.
 
@@ -201,6 +207,7 @@ class Categorical(AbstractLikelihood):
         return CategoricalLogits(outputs)
 
 
+@saved
 class Poisson(AbstractLikelihood):
     """Poisson(exp(o₁)): counts 0, 1, 2, … whose variance is their mean.
 
@@ -220,6 +227,7 @@ class Poisson(AbstractLikelihood):
         return PrecisePoisson(_mean_count(outputs[..., 0]))
 
 
+@saved
 class NegativeBinomial(AbstractLikelihood):
     """Counts with mean μ = exp(o₁) and variance μ + μ²/α, where α = softplus(o₂) + 0.001.
 

@@ -19,6 +19,7 @@ from measureflow.core.validation import (
     require_representable,
     typed_key,
 )
+from measureflow.saving.registry import require, saved
 from measureflow.spaces.measures import Gaussian
 
 # By name: JAX's own functions do not pickle.
@@ -35,8 +36,11 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
 }
 _KAIMING = math.sqrt(2)
+# Networks in files are looked at layer by layer.
+_MOST_LAYERS, _LARGEST_LAYER = 100, 2**31
 
 
+@saved(code=("init", "apply"), check=lambda network: outputs_of(network))
 class Network(eqx.Module):
     """θ ↦ f_θ: a network as a pure function of its parameters.
 
@@ -112,11 +116,7 @@ class Network(eqx.Module):
         """
         if not isinstance(hidden, Sequence) or isinstance(hidden, str):
             raise TypeError(f"hidden must be a sequence of layer widths, got {hidden!r}; pass hidden=(50,).")
-        if not isinstance(activation, str) or not set(activation.split("+")) <= set(_ACTIVATIONS):
-            raise ValueError(
-                f"activation is unknown, got {activation!r}; use {', '.join(_ACTIVATIONS)}, or several of "
-                "them joined by +."
-            )
+        _require_activation(activation)
         sizes = (
             require_count("features", features, 1, "it counts the columns of the inputs."),
             *(require_count("hidden", width, 1, "hidden=() leaves hidden layers out.") for width in hidden),
@@ -135,7 +135,7 @@ class Network(eqx.Module):
         if not callable(make):
             raise TypeError(f"make must be a function of a key, got {make!r}; pass lambda key: module.")
         template, rest = _equinox_parts(make, jax.random.key(0))
-        return cls(EquinoxInit(make, template), EquinoxApply(rest), output_axis=0)
+        return cls(EquinoxInit(make, template), EquinoxApply(make, rest), output_axis=0)
 
     @classmethod
     def linen(cls, module: Any, inputs: PyTree) -> "Network":
@@ -186,7 +186,7 @@ class Network(eqx.Module):
         if not callable(make) or isinstance(make, nnx.Module):
             raise TypeError(f"make must be a function of nnx.Rngs, got {make!r}; pass lambda rngs: module.")
         structure, rest = _nnx_parts(make, jax.random.key(0))
-        return cls(NnxInit(make), NnxApply(structure, rest))
+        return cls(NnxInit(make), NnxApply(make, structure, rest))
 
     def sample(self, key: Key[Array, ""], n: int) -> Particles:
         """n particles, each from the network's own initialiser: the initial measure Q₀.
@@ -283,6 +283,7 @@ class Network(eqx.Module):
         return Network(ConstantsInit(self.init, count), ConstantsApply(self.apply), self.output_axis)
 
 
+@saved(code=("function",))
 class RowsOfOutputs(eqx.Module):
     """`function`(θ, inputs), as (rows, outputs)."""
 
@@ -315,6 +316,7 @@ class OutputsAt(eqx.Module):
         return self.apply(theta, self.inputs)
 
 
+@saved(check=lambda init: _require_sizes(init.sizes))
 class PerceptronInit(eqx.Module):
     """Weights N(0, 2/in), biases 0."""
 
@@ -328,6 +330,7 @@ class PerceptronInit(eqx.Module):
         ]
 
 
+@saved(check=lambda apply: (_require_sizes(apply.sizes), _require_activation(apply.activation)))
 class PerceptronApply(eqx.Module):
     """x ← σ(x W + b) for every hidden layer, then x W + b."""
 
@@ -347,6 +350,39 @@ class PerceptronApply(eqx.Module):
         return _affine(last, inputs)
 
 
+def _require_activation(names: Any) -> None:
+    known = isinstance(names, str) and len(names) < 1000 and set(names.split("+")) <= set(_ACTIVATIONS)
+    if not known:
+        raise ValueError(
+            f"activation is unknown, got {str(names)[:100]!r}; use {', '.join(_ACTIVATIONS)}, or several of "
+            "them joined by +."
+        )
+
+
+def _require_sizes(sizes: Any) -> None:
+    widths = isinstance(sizes, tuple) and 2 <= len(sizes) <= _MOST_LAYERS
+    widths = widths and all(type(size) is int and 1 <= size <= _LARGEST_LAYER for size in sizes)
+    require(widths, f"sizes are no widths of at most {_MOST_LAYERS} layers")
+
+
+def perceptron(network: Any) -> PerceptronApply | None:
+    """The multilayer perceptron that a network is, but for constants and precision."""
+    apply = network.apply
+    while isinstance(apply, RowsOfOutputs | ConstantsApply | CastApply):
+        apply = apply.function if isinstance(apply, RowsOfOutputs) else apply.apply
+    return apply if isinstance(apply, PerceptronApply) else None
+
+
+def outputs_of(network: Network) -> int | None:
+    """How many numbers it gives for a row, where that can be told."""
+    inner = perceptron(network)
+    if inner is None:
+        return None
+    theta = jax.eval_shape(network.init, jax.random.key(0))
+    rows = jax.ShapeDtypeStruct((1, inner.sizes[0]), jax.tree.leaves(theta)[0].dtype)
+    return jax.eval_shape(network.apply, theta, rows).shape[1]
+
+
 def _activated(names: str, units: Array) -> Array:
     """Each activation of its share of the units, in order."""
     functions = [_ACTIVATIONS[name] for name in names.split("+")]
@@ -359,6 +395,7 @@ def _affine(layer: dict[str, Array], inputs: Array) -> Array:
     return inputs @ layer["weight"] + layer["bias"][None, :]
 
 
+@saved(code=("apply",), check=lambda apply: jnp.finfo(apply.dtype))
 class CastApply(eqx.Module):
     """f_θ(x), computed in another precision than θ has."""
 
@@ -375,6 +412,7 @@ class CastApply(eqx.Module):
         return leaf.astype(self.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
+@saved(code=("init",), check=lambda init: require_count("count", init.count, 1, ""))
 class ConstantsInit(eqx.Module):
     """(θ, 0)."""
 
@@ -387,6 +425,7 @@ class ConstantsInit(eqx.Module):
         return {"network": theta, "constants": jnp.zeros((self.count,), dtype)}
 
 
+@saved(code=("apply",))
 class ConstantsApply(eqx.Module):
     """(f_θ(x), c)."""
 
@@ -409,6 +448,7 @@ def _equinox_parts(make: Callable, key: Key[Array, ""]) -> tuple[PyTree, PyTree]
     return jax.eval_shape(lambda: theta), rest
 
 
+@saved(build=lambda make: Network.equinox(make).init, code=("make",))
 class EquinoxInit(eqx.Module):
     """The floating-point arrays of make(key)."""
 
@@ -422,9 +462,11 @@ class EquinoxInit(eqx.Module):
         return jax.tree.unflatten(jax.tree.structure(self.template), leaves)
 
 
+@saved(build=lambda make: Network.equinox(make).apply.function, code=("make",))
 class EquinoxApply(eqx.Module):
     """The module with arrays θ, on every row."""
 
+    make: Callable
     rest: PyTree
 
     def __call__(self, theta: PyTree, inputs: PyTree) -> Array:
@@ -505,6 +547,7 @@ def _nnx_parts(make: Callable, key: Key[Array, ""]) -> tuple[Any, dict]:
     return structure, nnx.to_pure_dict(rest)
 
 
+@saved(build=lambda make: Network.nnx(make).init, code=("make",))
 class NnxInit(eqx.Module):
     """The parameters of make(rngs), as nested dictionaries of arrays."""
 
@@ -516,9 +559,11 @@ class NnxInit(eqx.Module):
         return nnx.to_pure_dict(nnx.state(self.make(nnx.Rngs(key)), nnx.Param))
 
 
+@saved(build=lambda make: Network.nnx(make).apply.function, code=("make",))
 class NnxApply(eqx.Module):
     """The module with parameters θ, on a batch."""
 
+    make: Callable
     structure: Any = eqx.field(static=True)
     rest: dict
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 from numpyro.distributions import Distribution
 
-from measureflow.core.pytrees import Particles, is_concrete, shown_shapes
+from measureflow.core.pytrees import Particles, is_concrete, shapes_of, shown_shapes
 from measureflow.core.showing import or_fields, shown
 from measureflow.core.validation import (
     positive_number,
@@ -23,10 +23,11 @@ from measureflow.networks.likelihoods import (
     distribution_of,
     require_rescalable,
 )
-from measureflow.networks.network import Network
+from measureflow.networks.network import Network, outputs_of
 from measureflow.networks.validation import require_likelihood, require_network
 from measureflow.prediction.mixture import Mixture
 from measureflow.prediction.units import Units, unit
+from measureflow.saving.registry import require, saved
 from measureflow.spaces.measures import Empirical
 
 __all__ = ["BLOCK", "Mixture", "Predictive"]
@@ -36,6 +37,37 @@ __all__ = ["BLOCK", "Mixture", "Predictive"]
 BLOCK = 256
 
 
+def _like(values: dict[str, Any]) -> Any:
+    """In a file, particles have the structure of the network's parameters."""
+    network = values.get("network")
+    shapes = jax.eval_shape(network.init, jax.random.key(0)) if isinstance(network, Network) else None
+    return jax.tree.map(lambda leaf: "", shapes)
+
+
+def require_sound(predictive: "Predictive") -> None:
+    """Raises where a file says what cannot be: particles are those of the network, its outputs are what the
+    likelihood reads, and units are the targets'."""
+    network, law = predictive.network, getattr(predictive.likelihood, "likelihood", predictive.likelihood)
+    if isinstance(network, Network):
+        wanted = jax.eval_shape(network.init, jax.random.key(0))
+        found = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], predictive.particles))
+        shown = shown_shapes(found), shown_shapes(wanted)
+        message = "the particles have shapes {}, the network's parameters {}".format(*shown)
+        require(shapes_of(found) == shapes_of(wanted), message)
+        if isinstance(law, AbstractLikelihood) and (outputs := outputs_of(network)) is not None:
+            message = f"the network has {outputs} outputs, and the likelihood reads {law.width}"
+            require(outputs == law.width, message)
+    if isinstance(law, AbstractLikelihood):
+        event = () if law.targets == 1 else (law.targets,)
+        units = [value.shape for value in (predictive.location, predictive.scale) if value is not None]
+        message = "location or scale are not those of the targets"
+        require(all(shape in ((), event) for shape in units), message)
+
+
+_CODE = ("network", "likelihood")
+
+
+@saved(check=require_sound, like=_like, code=_CODE, given=_CODE)
 class Predictive(eqx.Module):
     """x ↦ p(y | x) = (1/N) Σᵢ p(y | f_θᵢ(x)): the mixture over particles.
 

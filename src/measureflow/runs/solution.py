@@ -6,12 +6,21 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from measureflow.core.pytrees import shapes_of
 from measureflow.runs.history import History
 from measureflow.saving.container import PathLike
 from measureflow.saving.documents import save
-from measureflow.spaces.measures import AbstractMeasure
+from measureflow.saving.registry import require, saved
+from measureflow.spaces.measures import AbstractMeasure, Empirical
 
 
+def _require_pairs(restart: "Restart") -> None:
+    step, *parts = restart
+    numbers = all(isinstance(part, tuple) and all(type(i) is int for i in part) for part in parts)
+    require(type(step) is int and numbers and len(parts[0]) == len(parts[1]), "its restarts are none")
+
+
+@saved(check=_require_pairs)
 class Restart(NamedTuple):
     """Particles that became NaN or infinite, and went on as copies of others.
 
@@ -30,6 +39,19 @@ class Restart(NamedTuple):
     copied: tuple[int, ...]
 
 
+def _require_sound(solution: "Solution") -> None:
+    measure, state, restarts = solution.measure, solution.state, solution.restarts
+    require(isinstance(measure, AbstractMeasure), "its measure is none")
+    require(isinstance(solution.history, History), "its history is none")
+    require(not isinstance(state, bool | int | float | str | list), "its state is none")
+    if isinstance(measure, Empirical) and hasattr(state, "particles"):
+        same = shapes_of(measure.particles) == shapes_of(state.particles)
+        require(same, "its measure and its state have particles of different shapes")
+    alike = isinstance(restarts, tuple) and all(isinstance(restart, Restart) for restart in restarts)
+    require(alike, "its restarts are none")
+
+
+@saved(check=_require_sound, optional=("state",))
 @dataclasses.dataclass(frozen=True)
 class Solution:
     """What `solve` returns.

@@ -35,6 +35,7 @@ from measureflow.runs.batches import (
     require_batch_size,
     shuffled_rows,
 )
+from measureflow.runs.fingerprints import OfType
 
 # A stack of batches has no more than this, unless one batch has.
 _STACK_BYTES = 2**28
@@ -243,7 +244,7 @@ class Stream(_AbstractStream):
 
     def made_of(self) -> Any:
         """Its type: what an iterator will yield cannot be compared."""
-        return self.data
+        return OfType(self.data)
 
     def position(self, step: int) -> Any:
         """Where the iterator stood before the batch of `step`; None if it cannot say so in JSON."""

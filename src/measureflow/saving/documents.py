@@ -3,16 +3,24 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from measureflow.saving.container import FileFormatError, PathLike, brief, reading, strict_json, write
+from measureflow.saving.container import FileFormatError, PathLike, brief, read, strict_json, write
 from measureflow.saving.decoding import Decoder
-from measureflow.saving.encoding import ANY, KINDS, Encoder, describer, is_pytree
+from measureflow.saving.encoding import Encoder, is_pytree
+from measureflow.saving.registry import KINDS, kind_named, kind_of, saved
 
 FORMAT, VERSION = "measureflow", 1
 #: From the document of each version of the format to that of the next. A change of the format, be it one
 #: field more, is a new version, and an entry here.
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+
+@saved
+class Pytree(NamedTuple):
+    """What a file holds that is of no other kind."""
+
+    tree: Any
 
 
 def save(thing: Any, path: PathLike, *, force: bool = False) -> None:
@@ -23,15 +31,16 @@ def save(thing: Any, path: PathLike, *, force: bool = False) -> None:
     A `random_state` that is a generator is saved as None. Networks other than `Network.mlp`, and likelihoods
     other than measureflow's, are saved by name only: pass them to `load`.
     """
-    describe = describer(thing)
-    if describe is None and not is_pytree(thing):
+    kind = kind_of(thing)
+    if kind is None and not is_pytree(thing):
         raise TypeError(
             f"a {type(thing).__name__} cannot be saved; pass a fitted estimator, a Solution, a measure, a "
             "Predictive, or a pytree of arrays."
         )
-    kind, values = ("Pytree", {"tree": thing}) if describe is None else describe(thing)
+    if kind is None:
+        kind, thing = "Pytree", Pytree(thing)
     encoder = Encoder()
-    fields = {name: encoder.node(value, name) for name, value in values.items()}
+    fields = encoder.fields(kind, thing)
     document = {
         "format": FORMAT,
         "format_version": VERSION,
@@ -69,20 +78,21 @@ def load(
         raise TypeError(f"trust must hold names of modules, got {trust!r}; pass trust=('package.module',).")
     given = {"network": network, "likelihood": likelihood}
     given = {name: value for name, value in given.items() if value is not None}
-    with reading(path) as reader:
-        document = _current(path, reader.text)
-        kind = document["kind"]
-        if not isinstance(kind, str) or kind not in KINDS:
-            raise FileFormatError(path, f"it holds a {brief(kind)}, which is not known")
-        for name in given:
-            if name not in KINDS[kind].given:
-                raise ValueError(
-                    f"{name} was given, but {path} holds a {kind}, which takes none; leave it out."
-                )
-        decoder = Decoder(path, reader.arrays(), trust)
-        thing = decoder.built(kind, document["fields"], kind, ANY if like is None else like, given)
-        decoder.require_all_taken()
-    return thing
+    text, arrays = read(path)
+    document = _current(path, text)
+    name = document["kind"]
+    kind = kind_named(name)
+    if kind is None:
+        raise FileFormatError(path, f"it holds a {brief(name)}, which is not known")
+    for argument in given:
+        if argument not in kind.given:
+            raise ValueError(
+                f"{argument} was given, but {path} holds a {name}, which takes none; leave it out."
+            )
+    decoder = Decoder(path, arrays, trust, like)
+    thing = decoder.built(name, document["fields"], name, given)
+    decoder.require_all_taken()
+    return thing.tree if isinstance(thing, Pytree) else thing
 
 
 def _measureflow_version() -> str:
@@ -90,13 +100,12 @@ def _measureflow_version() -> str:
     return sys.modules["measureflow"].__version__
 
 
-def _require_loads(thing: Any, kind: str, text: str, encoder: "Encoder") -> None:
+def _require_loads(thing: Any, kind: str, text: str, encoder: Encoder) -> None:
     """What is written can be read: found out while there is something else to do about it."""
     # Code is for the user to pass again.
     given = {name: getattr(thing, name) for name in KINDS[kind].given if name in encoder.with_code}
-    decoder = Decoder("it", encoder.arrays, ())
     try:
-        decoder.built(kind, strict_json(text)["fields"], kind, thing, given)
+        Decoder("it", encoder.arrays, (), thing).built(kind, strict_json(text)["fields"], kind, given)
     except FileFormatError as error:
         raise ValueError(
             f"this {kind} cannot be saved, since it could not be loaded: {error.what}; {error.remedy}"
@@ -114,24 +123,18 @@ def _current(path: PathLike, text: str) -> dict[str, Any]:
     version, writer = document.get("format_version"), document.get("measureflow_version")
     if type(version) is not int or not isinstance(writer, str):
         raise FileFormatError(path, "it does not say which version wrote it")
-    mine, theirs = f"measureflow {_measureflow_version()}", f"measureflow {writer[:40]}"
-    if version > VERSION:
+    oldest = min(MIGRATIONS, default=VERSION)
+    if not oldest <= version <= VERSION or any(step not in MIGRATIONS for step in range(version, VERSION)):
         raise FileFormatError(
             path,
-            f"{theirs} wrote it in version {version} of the format, and this is {mine}, which reads versions "
-            f"up to {VERSION}",
-            "upgrade with `pip install --upgrade measureflow`.",
+            f"measureflow {writer[:40]} wrote it in version {version} of the format, and this is measureflow "
+            f"{_measureflow_version()}, which reads versions from {oldest} to {VERSION}",
+            "upgrade with `pip install --upgrade measureflow`."
+            if version > VERSION
+            else f"load and save it with a measureflow between {writer[:40]} and {_measureflow_version()}.",
         )
-    while version < VERSION:
-        if version not in MIGRATIONS:
-            raise FileFormatError(
-                path,
-                f"{theirs} wrote it in version {version} of the format, and this is {mine}, which reads "
-                f"versions from {min(MIGRATIONS, default=VERSION)} to {VERSION}",
-                f"load and save it with a measureflow between {writer[:40]} and {_measureflow_version()}.",
-            )
-        document, version = MIGRATIONS[version](document) | {"format_version": version + 1}, version + 1
-    expected = {"format", "format_version", "measureflow_version", "kind", "fields"}
-    if set(document) != expected:
+    for step in range(version, VERSION):
+        document = MIGRATIONS[step](document) | {"format_version": step + 1}
+    if set(document) != (expected := {"format", "format_version", "measureflow_version", "kind", "fields"}):
         raise FileFormatError(path, f"its description has not the parts {', '.join(sorted(expected))}")
     return document

@@ -38,6 +38,7 @@ from measureflow.core.validation import (
     require_same_shape,
     typed_key,
 )
+from measureflow.saving.registry import saved
 
 
 def _number_of_draws(n: Any) -> int:
@@ -117,6 +118,7 @@ def _lower_triangular(matrix: Float[Array, "J J"]) -> Float[Array, "J J"]:
     return matrix
 
 
+@saved
 class Gaussian(AbstractMeasure):
     """N(mean, scale·scaleᵀ): p(θ) = |2πΣ|^-½ exp(−½ (θ−m)ᵀ Σ⁻¹ (θ−m)).
 
@@ -207,6 +209,7 @@ class Gaussian(AbstractMeasure):
         return self.mean
 
 
+@saved
 class Uniform(AbstractMeasure):
     """The uniform measure on the box low ≤ θ ≤ high.
 
@@ -257,6 +260,7 @@ class Uniform(AbstractMeasure):
         return self.low
 
 
+@saved
 class Flat(AbstractMeasure):
     """Lebesgue measure: log p = 0. Not a probability measure, so the theory's promises about
     unique minimisers do not cover it unless the loss itself keeps the mass together."""
@@ -287,6 +291,7 @@ def _masses(weights: Any, n: int) -> Float[Array, " n"]:
     return masses / jnp.sum(masses)
 
 
+@saved
 class Empirical(AbstractMeasure):
     """Σᵢ wᵢ δ(θᵢ): the measure that particles are.
 

@@ -1,6 +1,7 @@
 """scikit-learn's estimators around the recipe: tables in, distributions out. No mathematics here."""
 
 import abc
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -20,11 +21,12 @@ from measureflow.core.devices import require_mesh
 from measureflow.core.pytrees import dimension
 from measureflow.core.validation import positive_number, require_count
 from measureflow.networks import likelihoods
-from measureflow.networks.network import Network
+from measureflow.networks.network import Network, perceptron
 from measureflow.prediction import metrics
-from measureflow.prediction.predictive import Mixture, Predictive
+from measureflow.prediction.predictive import Mixture, Predictive, require_sound
 from measureflow.saving.container import PathLike
 from measureflow.saving.documents import save
+from measureflow.saving.registry import require, saved
 from measureflow.tables.recipe import METHODS, Ensembles, Recipe, Table, Trainer, batch_size_for, steps_for
 from measureflow.tables.scaling import moments, standardised
 
@@ -54,6 +56,8 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
     particles_: Any
     prior_weight_: float
     spread_: float
+    n_iter_: int
+    validation_scores_: dict[str, np.ndarray]
 
     def __init__(
         self,
@@ -285,6 +289,91 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         save(self, path, force=force)
 
 
+def _described(estimator: Any) -> dict[str, Any]:
+    """For a file: settings, and what `fit` has learned, which is what the classes annotate."""
+    kind, settings = type(estimator), estimator.get_params(deep=False)
+    fitted = {name: value for name, value in vars(estimator).items() if name not in settings}
+    annotated = [name for base in kind.__mro__ for name in vars(base).get("__annotations__", {})]
+    learned = {name for name in annotated if name.endswith("_") and not name.startswith("_")}
+    if not learned <= set(fitted):
+        raise ValueError(f"this {kind.__name__} is not fitted, so there is nothing to save; call fit first.")
+    if unknown := ", ".join(sorted(set(fitted) - learned - {"feature_names_in_"})):
+        raise ValueError(f"this {kind.__name__} has attributes that no file holds: {unknown}; delete them.")
+    if isinstance(settings["random_state"], np.random.RandomState):
+        warnings.warn(
+            "random_state is a generator, which is not saved: it is None in the estimator that is loaded. "
+            "Predictions do not depend on it.",
+            stacklevel=5,
+        )
+        settings["random_state"] = None
+    # The devices of a mesh belong to this process.
+    del settings["mesh"]
+    return {"settings": settings, "fitted": fitted}
+
+
+def _require_units(name: str, mean: Any, scale: Any, shape: tuple[int, ...]) -> None:
+    floats = all(isinstance(v, np.ndarray | np.generic) and v.dtype == np.float64 for v in (mean, scale))
+    finite = floats and mean.shape == scale.shape == shape and np.isfinite([mean, scale]).all()
+    message = f"{name}_mean_ and {name}_scale_ > 0 are not finite numbers of shape {shape}"
+    require(finite and np.all(scale > 0), message)
+
+
+def _require_sound(estimator: Any) -> None:
+    """What `fit` would check, and that what was learned goes together: raises where a file says else."""
+    estimator._check_settings()
+    for name in ("early_stopping", "warm_start"):
+        require(isinstance(getattr(estimator, name), bool | np.bool_), f"{name} is neither True nor False")
+    hidden, seed = estimator.hidden, estimator.random_state
+    require(isinstance(hidden, tuple | list | None) and len(hidden or ()) < 100, "hidden is not widths")
+    Network.mlp(1, hidden or (), 1, estimator.activation)
+    require(seed is None or require_count("random_state", seed, 0, "") < 2**32, "random_state is too large")
+    for name in ("prior_weight_", "spread_"):
+        positive_number(name, getattr(estimator, name), "")
+    require_count("n_iter_", estimator.n_iter_, 0, "")
+    require(_are_scores(estimator.validation_scores_), "validation_scores_ are no scores")
+    features, names = estimator.n_features_in_, getattr(estimator, "feature_names_in_", None)
+    require(type(features) is int and features > 0, "n_features_in_ is no number of features")
+    _require_units("input", estimator.input_mean_, estimator.input_scale_, (features,))
+    named = names is None or (isinstance(names, np.ndarray) and names.shape == (features,))
+    require(named, "feature_names_in_ has not one name for each feature")
+    estimator._require_targets()
+    # Its numbers are the file's own: those of another version may be others.
+    now, then = (_law(likelihood) for likelihood in (estimator._likelihood()[0], estimator.likelihood_))
+    require(now == then, "likelihood_ is not that of the settings and the targets")
+    inner = perceptron(estimator.network_)
+    require(inner is not None and inner.sizes[0] == features, "network_ has not these features")
+    leaves = jax.tree.leaves(estimator.particles_)
+    finite = all(isinstance(leaf, np.ndarray) and np.isfinite(leaf).all() for leaf in leaves)
+    require(finite, "particles_ are no finite numbers")
+    require_sound(estimator._predictive(*estimator._units()))
+
+
+def _are_scores(table: Any) -> bool:
+    """One number of each kind for every candidate."""
+    if not isinstance(table, dict) or set(table) != {"prior_weight", "share_of_steps", "log_density"}:
+        return False
+    columns = list(table.values())
+    floats = all(isinstance(column, np.ndarray) and column.dtype == np.float64 for column in columns)
+    return floats and len({column.shape for column in columns}) == 1 and columns[0].ndim == 1
+
+
+def _law(likelihood: Any) -> tuple[Any, ...]:
+    law = getattr(likelihood, "likelihood", likelihood)
+    return type(likelihood), type(law), law.targets, law.width
+
+
+def _in_files(kind: Any) -> Any:
+    """Let files hold fitted estimators of this class."""
+
+    def build(settings: dict[str, Any], fitted: dict[str, Any]) -> Any:
+        estimator = kind(**settings)
+        vars(estimator).update(fitted)
+        return estimator
+
+    return saved(kind, build=build, describe=_described, check=_require_sound)
+
+
+@_in_files
 class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     """Regression by an ensemble of networks that is a measure: predictions with honest uncertainty.
 
@@ -307,6 +396,10 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     candidate, the last its mean on held-out rows, in units of standardised targets; empty where none was
     chosen.
     """
+
+    target_shape_: tuple[int, ...]
+    target_mean_: np.ndarray
+    target_scale_: np.ndarray
 
     def __init__(
         self,
@@ -396,6 +489,12 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         self.target_shape_ = y.shape[1:]
         self.target_mean_, self.target_scale_ = moments("y", y, weights)
 
+    def _require_targets(self) -> None:
+        shape = self.target_shape_
+        counts = isinstance(shape, tuple) and all(type(size) is int and size > 0 for size in shape)
+        require(counts and len(shape) <= 1, "target_shape_ is no shape of targets")
+        _require_units("target", self.target_mean_, self.target_scale_, shape)
+
     def _targets(self) -> int:
         return self.target_shape_[0] if self.target_shape_ else 1
 
@@ -432,6 +531,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         return self.target_scale_ * values + (self.target_mean_ if shifted else 0.0)
 
 
+@_in_files
 class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     """Classification by an ensemble of networks that is a measure: probabilities that know what they do not.
 
@@ -440,6 +540,8 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     classes of unequal weight, pass `fit` a `sample_weight`, as of
     `sklearn.utils.class_weight.compute_sample_weight`.
     """
+
+    classes_: np.ndarray
 
     def __init__(
         self,
@@ -517,6 +619,13 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
             )
         self.classes_ = classes
 
+    def _require_targets(self) -> None:
+        one_each = (
+            isinstance(self.classes_, np.ndarray) and self.classes_.ndim == 1 and len(self.classes_) > 1
+        )
+        sorted_once = one_each and np.array_equal(np.unique(self.classes_), self.classes_)
+        require(sorted_once, "classes_ are no sorted classes")
+
     def _likelihood(self) -> tuple[Callable, int, int]:
         return likelihoods.Categorical(classes=len(self.classes_)), len(self.classes_), 0
 
@@ -530,6 +639,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         return np.searchsorted(self.classes_, y).astype(np.int32)
 
 
+@saved(check=lambda law: require(law.shift.shape == (law.likelihood.width,), "shift is not of the outputs"))
 class Shifted(eqx.Module):
     """likelihood(outputs + shift): a network for counts starts from their mean."""
 
