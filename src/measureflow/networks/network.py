@@ -362,7 +362,7 @@ def _require_activation(names: Any) -> None:
 def _require_sizes(sizes: Any) -> None:
     widths = isinstance(sizes, tuple) and 2 <= len(sizes) <= _MOST_LAYERS
     widths = widths and all(type(size) is int and 1 <= size <= _LARGEST_LAYER for size in sizes)
-    require(widths, f"sizes are no widths of at most {_MOST_LAYERS} layers")
+    require(widths, f"sizes are not widths of at most {_MOST_LAYERS} layers")
 
 
 def perceptron(network: Any) -> PerceptronApply | None:
