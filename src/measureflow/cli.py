@@ -255,8 +255,8 @@ def _print_claims(title: str, claims: list[Claim]) -> None:
 
 
 def _print_rows(title: str, rows: list[dict[str, Any]], left: Sequence[str] | None = None) -> None:
-    """A table, if every number in it has room; else its rows, one below the other. Columns are to the right
-    but for those of `left`, which None says of all."""
+    """A table, if every number in it has room; else its rows, one below the other. Columns are aligned right,
+    but for those of `left`; with None, all are aligned left."""
     headings = list(dict.fromkeys(heading for row in rows for heading in row))
     cells = [{heading: escape(_shown(row.get(heading))) for heading in headings} for row in rows]
     columns = {heading: [cell[heading] for cell in cells] for heading in headings}

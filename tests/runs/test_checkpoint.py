@@ -343,7 +343,7 @@ OTHER = {
 @pytest.mark.parametrize("name", OTHER)
 def test_another_run_is_refused_and_the_difference_named(name, finished):
     options, piece = OTHER[name]
-    with pytest.raises(ValueError, match="holds another run; to begin anew, name another folder") as caught:
+    with pytest.raises(ValueError, match="holds another run; to start over, name another folder") as caught:
         solve(folder=finished, **options)
     assert piece in str(caught.value), str(caught.value)
 
@@ -1020,7 +1020,7 @@ def test_no_readable_checkpoint_is_an_error_that_touches_nothing(copied):
     for step in (250, 300):
         flip(copied / file_of(step))
     before = files_of(copied)
-    with pytest.raises(ValueError, match=r"of steps \[300, 250\], but none can be read; to begin anew"):
+    with pytest.raises(ValueError, match=r"of steps \[300, 250\], but none can be read; to start over"):
         solve(folder=copied)
     assert files_of(copied) == before
 
@@ -1064,8 +1064,16 @@ BAD = {
     "a file": (a_file, ValueError, "is a file; name a folder"),
     "below a file": (below_a_file, ValueError, "cannot be written to: .*; name another one"),
     "not writable": (lambda _: {"folder": "/proc/run"}, ValueError, "cannot be written to: .*; name another"),
-    "occupied": (occupied, ValueError, "holds other things, such as thesis.tex; name an empty one"),
-    "no marker": (no_marker, ValueError, "holds other things, such as 100; name an empty one"),
+    "occupied": (
+        occupied,
+        ValueError,
+        "holds no run, but files such as thesis.tex; name an empty",
+    ),
+    "no marker": (
+        no_marker,
+        ValueError,
+        "holds no run, but files such as 100; name an empty one",
+    ),
     "garbage": (marked("{not json"), ValueError, "unreadable measureflow.json, .*; name another folder"),
     "no dictionary": (marked("[1]"), ValueError, "unreadable measureflow.json, .*; name another folder"),
     "no contents": (marked('{"format": 2}'), ValueError, "unreadable measureflow.json, .*; name another"),

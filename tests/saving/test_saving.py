@@ -482,7 +482,7 @@ def test_code_without_a_name_is_passed(path):
     save(predictive, path)
     with pytest.raises(FileFormatError, match=r"<lambda>.*pass likelihood="):
         load(path)
-    with pytest.raises(FileFormatError, match="cannot give; use likelihood= instead"):
+    with pytest.raises(FileFormatError, match="does not define; use likelihood= instead"):
         load(path, trust=(HERE,))
     assert_same(predictive.particles, load(path, likelihood=unit_normal).particles)
     for network in (LINE, mf.Network.mlp(3, (3,), 2)):
@@ -520,7 +520,7 @@ def test_a_file_cannot_name_what_is_run(code, path, tmp_path, monkeypatch):
     for name in ("os.system", "Popen", "pathlib.Path.touch", "Plain", "__builtins__.exec", "nothing"):
         document["fields"]["likelihood"] = {**code, "import": f"friend:{name}"}
         path.write_bytes(sealed(document, header, data))
-        with pytest.raises(FileFormatError, match="cannot give"):
+        with pytest.raises(FileFormatError, match="does not define"):
             load(path, trust=("friend",))
     assert (tmp_path / "FRIEND").exists(), "a trusted module is imported"
     assert not (tmp_path / "STRANGER").exists()
@@ -664,7 +664,7 @@ def test_where_a_file_cannot_be(path, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere; make it"):
         save([1], tmp_path / "nowhere" / "x")
     for force in (True, False):
-        with pytest.raises(FileExistsError, match="no file is there; choose"):
+        with pytest.raises(FileExistsError, match="not a file; choose"):
             save([1], tmp_path, force=force)
     link = tmp_path / "link"
     link.symlink_to(path)
@@ -793,18 +793,18 @@ def test_the_same_thing_is_the_same_file(path):
 def test_files_that_are_none(path, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no file .*model\.safetensors; check the path"):
         load(path)
-    with pytest.raises(FileFormatError, match="it is no file; pass the path"):
+    with pytest.raises(FileFormatError, match="it is not a file; pass the path"):
         load(tmp_path)
     path.write_bytes(pickle.dumps({"a": 1}))
-    with pytest.raises(FileFormatError, match="no safetensors file"):
+    with pytest.raises(FileFormatError, match="not a safetensors file"):
         load(path)
     path.write_bytes(b"")
-    with pytest.raises(FileFormatError, match="no safetensors file"):
+    with pytest.raises(FileFormatError, match="not a safetensors file"):
         load(path)
     from safetensors.numpy import save_file
 
     save_file({"x": np.ones(2)}, path)
-    with pytest.raises(FileFormatError, match="none of measureflow"):
+    with pytest.raises(FileFormatError, match="measureflow did not write it"):
         load(path)
     error = pickle.loads(pickle.dumps(FileFormatError(path, "what", "remedy.")))
     assert str(error) == f"{path} cannot be loaded: what; remedy."
@@ -812,7 +812,7 @@ def test_files_that_are_none(path, tmp_path):
 
 def test_pipes_are_not_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(FileFormatError, match="it is no file"):
+    with pytest.raises(FileFormatError, match="it is not a file"):
         load(tmp_path / "pipe")
 
 
@@ -933,14 +933,14 @@ UNSOUND = {
     "moving integers": ("solution", "state.particles", {"dtype": "I32"}, "floating-point"),
     "particles of another shape": ("solution", "measure.particles", {"shape": [2, 3]}, "different shapes"),
     "drift": ("solution", "state.drift", {"shape": [2, 3]}, "drift and particles differ"),
-    "step": ("solution", "state.step", {"shape": [1]}, "step is no number"),
-    "step of floats": ("solution", "state.step", {"dtype": "F32"}, "step is no number"),
-    "history": ("solution", "history.columns.loss", {"shape": [1, 2]}, "history is no table"),
+    "step": ("solution", "state.step", {"shape": [1]}, "step is not a number"),
+    "step of floats": ("solution", "state.step", {"dtype": "F32"}, "step is not a number"),
+    "history": ("solution", "history.columns.loss", {"shape": [1, 2]}, "history is not a table"),
     "history of lengths": (
         "solution",
         "history.columns.loss",
         {"dtype": "I32", "shape": [4]},
-        "history is no table",
+        "history is not a table",
     ),
     "scale": ("Gaussian", "scale", {"shape": [2, 2]}, "scale has shapes"),
     "units": ("predictive", "location", {"shape": [1]}, "location or scale"),
@@ -1021,9 +1021,9 @@ def test_arrays_are_used_once_and_all(path):
         with pytest.raises(FileFormatError, match=match):
             load(path)
 
-    refused("of another place", d={"numpy": "tree.a"})
-    refused("of another place", d={"jax": "tree.a"})
-    refused("of another place", d={"numpy": "tree.b"})
+    refused("in another place", d={"numpy": "tree.a"})
+    refused("in another place", d={"jax": "tree.a"})
+    refused("in another place", d={"numpy": "tree.b"})
     refused("does not mention: .*tree.c", c=None)
     refused("not in the file", d={"jax": "tree.d"})
 
@@ -1071,18 +1071,18 @@ CONTAINERS = {
     "negative": (of_array(shape=[-2]), "header or its arrays are wrong: .*`-2`"),
     "truth": (of_array(shape=[True]), "header or its arrays are wrong: .*`true`"),
     "overflow": (of_array(shape=[2**40, 2**40]), "header or its arrays are wrong: .*overflow"),
-    "dtype": (of_array(dtype="C64"), "C64, which is none of"),
+    "dtype": (of_array(dtype="C64"), "C64, which is not one of"),
     "data": (
         lambda document, header, data: sealed(document, header, data + b"x"),
         "header or its arrays are wrong: .*invalid offset",
     ),
-    "array twice": (of_header(lambda text: text.replace('"tree.b"', TWICE)), "comes twice"),
+    "array twice": (of_header(lambda text: text.replace('"tree.b"', TWICE)), "the same name twice"),
     "field twice": (
         of_document(lambda text: text.replace('"kind":', '"kind": "Flat", "kind":')),
-        "comes twice",
+        "the same name twice",
     ),
     "NaN": (of_document(lambda text: text.replace("0.5", "NaN")), "JSON holds NaN"),
-    "infinite": (of_document(lambda text: text.replace("0.5", "1e999")), "no finite number"),
+    "infinite": (of_document(lambda text: text.replace("0.5", "1e999")), "not a finite number"),
     "digits": (of_document(lambda text: text.replace("0.5", "9" * 5000)), "cannot be read"),
     "deep": (
         of_document(lambda text: text.replace("0.5", '{"list":[' * 150 + "1" + "]}" * 150)),
@@ -1093,7 +1093,7 @@ CONTAINERS = {
         of_document(lambda text: text.replace('{"numpy": "tree.b"}', '{"text": "tree.b"}')),
         "holds no texts",
     ),
-    "more": (of_document(lambda text: text.replace('"kind":', '"more": 1, "kind":')), "has not the parts"),
+    "more": (of_document(lambda text: text.replace('"kind":', '"more": 1, "kind":')), "must have the parts"),
     "UTF-16": (of_header(lambda text: "\ufeff" + text), "header or its arrays are wrong"),
 }
 

@@ -161,8 +161,8 @@ def _require_sound(state: Any) -> None:
     """Raises where a file says what cannot be: a state counts its steps, and all else are arrays."""
     counts = isinstance(state.step, jax.Array) and state.step.shape == ()
     counts = counts and jnp.issubdtype(state.step.dtype, jnp.integer) and int(state.step) >= 0
-    require(counts, "step is no number of steps")
-    require(all(map(eqx.is_array_like, jax.tree.leaves(state))), "it holds something that is no array")
+    require(counts, "step is not a number of steps")
+    require(all(map(eqx.is_array_like, jax.tree.leaves(state))), "it holds something that is not an array")
     particles, drift = getattr(state, "particles", None), getattr(state, "drift", None)
     floats = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(particles))
     require(floats, "particles does not hold floating-point arrays")

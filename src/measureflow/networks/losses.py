@@ -54,7 +54,7 @@ class NegativeLogLikelihood(eqx.Module):
         densities = jnp.asarray(distribution.log_prob(values))
         if not distribution.is_discrete:
             return densities
-        # A class or a count that there is not would be taken for another one.
+        # A class or a count that does not exist would be taken for another one.
         support: Any = distribution.support
         return jnp.where(support(values), densities, jnp.nan)
 

@@ -38,12 +38,23 @@ _Parts: TypeAlias = list[tuple[tuple[int, ...], Any]]
 
 
 class Checkpoint:
-    """Save a run to `folder` every so many steps, and keep the latest `keep` checkpoints.
+    """Save a run to `folder` every so many steps, and resume it from there.
 
-    Saving goes on while the next steps are computed. A checkpoint appears under its name when all of it is
-    written, so that none is ever half. The folder belongs to one run: the same call of `solve` resumes it,
-    and one with other arguments is refused. Where all agrees but the code of functions, as after a change of
-    Python's version or of a library's, `on_code_change="warn"` resumes it with a warning.
+    Saving goes on while the next steps are computed. A checkpoint gets its name when all of it is written, so
+    that none is ever half-written. The folder belongs to one run: the same call of `solve` resumes it, and
+    one with other arguments is refused.
+
+    Parameters
+    ----------
+    folder
+        Where: a folder of this run alone, which is made if it is not there.
+    every
+        How many steps lie between two checkpoints.
+    keep
+        How many checkpoints are kept, the latest ones.
+    on_code_change
+        "raise", or "warn": what to do where all agrees but the code of functions, as after a change of
+        Python's version or of a library's.
     """
 
     def __init__(
@@ -90,7 +101,8 @@ class Store:
         others = sorted(name for name in inside - {_MARKER} if not _UNFINISHED.fullmatch(name))
         if others and _MARKER not in inside:
             raise ValueError(
-                f"checkpoint folder {folder} holds other things, such as {others[0]}; name an empty one."
+                f"checkpoint folder {folder} is not empty and holds no run, but files such as {others[0]}; "
+                "name an empty one."
             )
         # Those of digits only are of an earlier format.
         is_new = not any(_FILE.fullmatch(name) or name.isdigit() for name in others)
@@ -138,14 +150,14 @@ class Store:
         unknown = f"Could not be compared: {unknown}." if unknown else ""
         if changed:
             raise ValueError(
-                f"checkpoint folder {folder} holds another run; to begin anew, name another folder. What "
+                f"checkpoint folder {folder} holds another run; to start over, name another folder. What "
                 f"differs:{_listed(changed + recoded)}\n{unknown}"
             )
         if recoded:
             found = f"differs from that of the run in {folder}:{_listed(recoded)}\n"
             if self.checkpoint.on_code_change == "raise":
                 raise ValueError(
-                    f"the code {found}All else is as it was. If it means the same, as under another version "
+                    f"the code {found}All else is unchanged. If it means the same, as under another version "
                     "of Python or of a library, go on with mf.Checkpoint(..., on_code_change='warn'); to "
                     "begin anew, name another folder."
                 )
@@ -184,7 +196,7 @@ class Store:
             step, (_, error) = next(iter(unreadable.items()))
             raise ValueError(
                 f"checkpoint folder {self.checkpoint.folder} holds checkpoints of steps {list(unreadable)}, "
-                f"but none can be read; to begin anew, name another folder. Step {step}: {str(error)[:400]}"
+                f"but none can be read; to start over, name another folder. Step {step}: {str(error)[:400]}"
             ) from error
         return None
 

@@ -64,7 +64,7 @@ def fingerprint(**parts: Any) -> dict[str, str]:
 
 
 def differences(saved: Mapping[str, str], now: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """What is not as it was, a line each; and what differs in its code only, or belongs to a library's
+    """What has changed, a line each; and what differs in its code only, or belongs to a library's
     function whose code does."""
     changed, recoded, others, libraries = [], [], [], []
     for path in {**saved, **now}:
@@ -159,7 +159,7 @@ def _constant(constant: Any) -> str:
 
 
 def _parts(part: Any) -> _Parts | None:
-    """What it is made of, or None where nobody can tell."""
+    """What it is made of, or None where that cannot be known."""
     if isinstance(part, OfType | type):
         return _of_class(part if isinstance(part, type) else type(part.thing))
     if isinstance(part, types.FunctionType):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def _require_table(history: "History") -> None:
     columns = list(history.values())
     arrays = all(isinstance(column, np.ndarray) and column.ndim == 1 for column in columns)
-    require(arrays and len({len(column) for column in columns}) <= 1, "its history is no table")
+    require(arrays and len({len(column) for column in columns}) <= 1, "its history is not a table")
 
 
 @saved(

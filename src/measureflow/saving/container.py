@@ -70,13 +70,13 @@ def strict_json(text: str) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name comes twice in its JSON")
+        raise ValueError("its JSON has the same name twice")
     return found
 
 
 def _finite(text: str) -> float:
     if not math.isfinite(float(text)):
-        raise ValueError(f"its JSON holds {text[:20]}, which is no finite number")
+        raise ValueError(f"its JSON holds {text[:20]}, which is not a finite number")
     return float(text)
 
 
@@ -123,7 +123,7 @@ def replacing(path: PathLike, *, force: bool) -> Iterator[Path]:
         )
     if target.exists() and not target.is_file():
         raise FileExistsError(
-            f"{path} cannot be written: something that is no file is there; choose another."
+            f"{path} cannot be written: there is something there that is not a file; choose another path."
         )
     if target.exists() and not force:
         raise exists
@@ -139,7 +139,7 @@ def replacing(path: PathLike, *, force: bool) -> Iterator[Path]:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"{path} could not be written: {error.strerror or error}; what was there is as it was. Make "
+            f"{path} could not be written: {error.strerror or error}; what was there is unchanged. Make "
             "room, or choose another folder.",
         ) from error
     finally:
@@ -184,7 +184,7 @@ def read(path: PathLike) -> tuple[str, dict[str, np.ndarray]]:
             f"there is no file {path}; check the path. The working folder is {Path.cwd()}."
         )
     if not place.is_file():
-        raise FileFormatError(path, "it is no file", "pass the path of a file that mf.save wrote.")
+        raise FileFormatError(path, "it is not a file", "pass the path of a file that mf.save wrote.")
     try:
         return _read(place)
     except MemoryError:
@@ -197,7 +197,7 @@ def _read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
     with path.open("rb") as file:
         size, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
-            raise ValueError("it is no safetensors file, or not all of one")
+            raise ValueError("it is not a safetensors file, or only part of one")
         if length > LARGEST_HEADER:
             raise ValueError(
                 f"its header has {length:,} bytes, and {LARGEST_HEADER:,} are the most there may be"
@@ -208,7 +208,7 @@ def _read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
     found = arrays.pop(_SUM, {}).get("data")
     parts = [(name, *(array[part] for part in ("dtype", "shape", "data"))) for name, array in arrays.items()]
     if found != check_sum(text, parts).tobytes():
-        raise ValueError("it is not what was written (its check sum differs)")
+        raise ValueError("it has been changed or damaged (its checksum differs)")
     return text, {name: _array(*array) for name, *array in parts}
 
 
@@ -217,13 +217,13 @@ def _text(header: bytes) -> str:
     described = strict_json(header.decode())
     metadata = described.get("__metadata__") if isinstance(described, dict) else None
     if not isinstance(metadata, dict) or set(metadata) != {_TEXT} or not isinstance(metadata[_TEXT], str):
-        raise ValueError("it is a safetensors file, but none of measureflow")
+        raise ValueError("it is a safetensors file, but measureflow did not write it")
     return metadata[_TEXT]
 
 
 def _array(dtype: str, shape: list[int], content: bytearray) -> np.ndarray:
     if dtype not in DTYPES:
-        raise ValueError(f"it has an array of the dtype {dtype}, which is none of {', '.join(DTYPES)}")
+        raise ValueError(f"it has an array of the dtype {dtype}, which is not one of {', '.join(DTYPES)}")
     numbers = np.frombuffer(content, np.uint8)
     if dtype == "BOOL" and numbers.max(initial=0) > 1:
         raise ValueError("it has truth values that are neither 0 nor 1")

@@ -57,7 +57,7 @@ class Decoder:
             raise self.error(f"it holds more than {MOST_OBJECTS} objects", "save their arrays as a pytree.")
         if not isinstance(nodes, dict) or set(nodes) != set(kind.fields):
             raise self.error(
-                f"{where} has not the fields of a {name}, which are {', '.join(kind.fields) or 'none'}"
+                f"{where} must have the fields of a {name}, which are {', '.join(kind.fields) or 'none'}"
             )
         for field in kind.fields:
             if field in values:
@@ -84,7 +84,7 @@ class Decoder:
                 return node
             read = _NODES.get(frozenset(node)) if isinstance(node, dict) else None
             if read is None:
-                raise self.error(f"{where} is {brief(node)}, which is no value")
+                raise self.error(f"{where} is {brief(node)}, which is not a value")
             return read(self, node, where)
         finally:
             self._depth -= 1
@@ -110,27 +110,27 @@ class Decoder:
 
     def _float(self, node: dict[str, Any], where: str) -> float:
         if node["float"] not in ("nan", "inf", "-inf"):
-            raise self.error(f"{where} is {brief(node)}, which is no number")
+            raise self.error(f"{where} is {brief(node)}, which is not a number")
         return float(node["float"])
 
     def _sequence(self, node: dict[str, Any], where: str) -> Any:
         ((kind, items),) = node.items()
         if not isinstance(items, list):
-            raise self.error(f"{where} is {brief(node)}, which is no {kind}")
+            raise self.error(f"{where} is {brief(node)}, which is not a {kind}")
         values = [self._value(item, below(where, i)) for i, item in enumerate(items)]
         return values if kind == "list" else tuple(values)
 
     def _dict(self, node: dict[str, Any], where: str) -> dict[str, Any]:
         items = node["dict"]
         if not isinstance(items, dict):
-            raise self.error(f"{where} is {brief(node)}, which is no dict")
+            raise self.error(f"{where} is {brief(node)}, which is not a dict")
         return {key: self._value(item, below(where, key)) for key, item in items.items()}
 
     def _array(self, name: Any, where: str) -> Any:
         if not isinstance(name, str) or name not in self._arrays:
             raise self.error(f"{where} is the array {brief(name)}, which is not in the file")
         if name in self._taken:
-            raise self.error(f"{where} is the array {brief(name)}, which is that of another place, too")
+            raise self.error(f"{where} is the array {brief(name)}, which is used in another place, too")
         self._taken.add(name)
         return self._arrays[name]
 
@@ -159,7 +159,7 @@ class Decoder:
     def _key(self, node: dict[str, Any], where: str) -> jax.Array:
         data, implementation = self._array(node["key"], where), node["implementation"]
         if implementation not in KEYS or data.dtype != np.uint32:
-            raise self.error(f"{where} is no random key")
+            raise self.error(f"{where} is not a random key")
         numbers = jnp.asarray(data)
         return self._made(where, jax.random.wrap_key_data, key_bits_array=numbers, impl=implementation)
 
@@ -173,7 +173,7 @@ class Decoder:
     def _texts(self, node: dict[str, Any], where: str) -> np.ndarray:
         texts = node["texts"]
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise self.error(f"{where} is no list of texts")
+            raise self.error(f"{where} is not a list of texts")
         return np.array(texts, dtype=object)
 
     def _object(self, node: dict[str, Any], where: str) -> Any:
@@ -185,7 +185,7 @@ class Decoder:
     def _leaves(self, node: dict[str, Any], where: str) -> Any:
         nodes, once = node["leaves"], node["structure"]
         if not isinstance(nodes, dict) or not isinstance(once, str):
-            raise self.error(f"{where} is {brief(node)}, which is no pytree")
+            raise self.error(f"{where} is {brief(node)}, which is not a pytree")
         values = [self._value(item, below(where, path)) for path, item in nodes.items()]
         for like in self._likes:
             leaves, structure = jax.tree_util.tree_flatten_with_path(like)
@@ -206,7 +206,7 @@ class Decoder:
         name = node["import"]
         module, separator, path = name.partition(":") if isinstance(name, str) else ("", "", "")
         if not separator:
-            raise self.error(f"{where} is {brief(node)}, which names no code")
+            raise self.error(f"{where} is {brief(node)}, which does not name code")
         argument = "network=" if "network" in where.lower() else "likelihood="
         if module not in self._trust:
             raise self.error(
@@ -220,7 +220,7 @@ class Decoder:
         own = getattr(found, "__module__", None) == module and getattr(found, "__qualname__", None) == path
         made = isinstance(found, type) and issubclass(found, eqx.Module)
         if not own or not callable(found) or not made == isinstance(found, type) == ("fields" in node):
-            what = f"{where} is {brief(name)}, which that module cannot give"
+            what = f"{where} is {brief(name)}, which that module does not define"
             raise self.error(what, f"use {argument} instead.")
         return self._made(where, found, **self._dict({"dict": node["fields"]}, where)) if made else found
 

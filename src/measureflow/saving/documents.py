@@ -26,10 +26,17 @@ class Pytree(NamedTuple):
 def save(thing: Any, path: PathLike, *, force: bool = False) -> None:
     """Write `thing` to one file, which `load` reads without running code.
 
-    It is a fitted estimator, a `Solution`, a state, a measure, a `Predictive`, or a pytree of arrays. The
-    file (safetensors, by any name) appears whole or not at all, and takes another's place only with `force`.
     A `random_state` that is a generator is saved as None. Networks other than `Network.mlp`, and likelihoods
     other than measureflow's, are saved by name only: pass them to `load`.
+
+    Parameters
+    ----------
+    thing
+        A fitted estimator, a `Solution`, a state, a measure, a `Predictive`, or a pytree of arrays.
+    path
+        Where: one file (safetensors, by any name), which appears whole or not at all.
+    force
+        Whether it may take the place of a file that is there.
     """
     kind = kind_of(thing)
     if kind is None and not is_pytree(thing):
@@ -65,7 +72,7 @@ def load(
 
     A `Predictive` of a network other than `Network.mlp`, or of a likelihood of your own, needs it again as
     `network=` or `likelihood=`. Where they are functions or Equinox modules of a module that can be imported,
-    `trust=("package.module",)` imports it instead: trust a module as if you ran it yourself.
+    `trust=("package.module",)` imports it instead.
 
     Pytrees of dictionaries, lists and tuples come back as they were. Of others (Equinox modules as θ, states
     of Optax) a file has the arrays only, and `like` the structure: a thing of the same kind or, for a
@@ -73,6 +80,20 @@ def load(
     only has such parts is loaded with state None, and a warning.
 
     Arrays are put on the default device. What is wrong with a file is a `FileFormatError`.
+
+    Parameters
+    ----------
+    path
+        A file that `save` wrote.
+    network, likelihood
+        Of a `Predictive`: networks other than `Network.mlp`, and likelihoods of your own, are not in the
+        file.
+    like
+        Something with the structure of what was saved, where that is not of dictionaries, lists and
+        tuples.
+    trust
+        Names of modules from which functions and Equinox modules may be imported: trust a module as if
+        you ran it yourself.
     """
     if isinstance(trust, str) or not all(isinstance(name, str) for name in trust):
         raise TypeError(f"trust must hold names of modules, got {trust!r}; pass trust=('package.module',).")
@@ -119,7 +140,7 @@ def _current(path: PathLike, text: str) -> dict[str, Any]:
     except ValueError as error:
         raise FileFormatError(path, f"its description cannot be read: {error}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise FileFormatError(path, "its description is none of measureflow's")
+        raise FileFormatError(path, "measureflow did not write its description")
     version, writer = document.get("format_version"), document.get("measureflow_version")
     if type(version) is not int or not isinstance(writer, str):
         raise FileFormatError(path, "it does not say which version wrote it")
@@ -136,5 +157,5 @@ def _current(path: PathLike, text: str) -> dict[str, Any]:
     for step in range(version, VERSION):
         document = MIGRATIONS[step](document) | {"format_version": step + 1}
     if set(document) != (expected := {"format", "format_version", "measureflow_version", "kind", "fields"}):
-        raise FileFormatError(path, f"its description has not the parts {', '.join(sorted(expected))}")
+        raise FileFormatError(path, f"its description must have the parts {', '.join(sorted(expected))}")
     return document

@@ -26,7 +26,7 @@ class Kind:
     a file says what cannot be. `like`, of the fields so far, is something that has the structure of those to
     come, where a file has none. Fields in `code` may be functions, which no file holds: they are named. Those
     in `given` are arguments of `load` that take the place of what the file says. Those in `optional` are
-    None where nobody tells their structure.
+    None where nothing says their structure.
     """
 
     build: Callable[..., Any]
