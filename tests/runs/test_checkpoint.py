@@ -639,6 +639,21 @@ def test_the_same_call_gives_the_same_result(how, straight, tmp_path, monkeypatc
     assert_identical(solve(**options), expected)
 
 
+def test_steps_are_taken_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    """The first one is not written before the run has come further; if that waited, it would for a minute."""
+    came_further, waited = threading.Event(), []
+
+    def late(*arguments, **options):
+        waited.append(came_further.wait(60))
+        mf.save(*arguments, **options)
+
+    monkeypatch.setattr(solving, "_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoints, "save", late)
+    with at_step(55, came_further.set):
+        solve(folder=tmp_path / "run", steps=80)
+    assert waited == [True, True]
+
+
 # --- signals
 
 
