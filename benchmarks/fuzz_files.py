@@ -33,8 +33,10 @@ from measureflow.runs.solution import Restart
 from measureflow.saving import container
 from measureflow.saving.container import FileFormatError
 from measureflow.saving.documents import load, save
+from measureflow.tables.choosing import Choice
 from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor
-from measureflow.tables.recipe import Candidate, Ensembles
+from measureflow.tables.methods import Candidate
+from measureflow.tables.training import Ensembles
 
 # What one load may take: memory by the file's size, of which JSON needs some thirty times as much once it is
 # read, and a little more, and so many seconds.
@@ -50,7 +52,9 @@ def fitted(estimator, y, columns=2):
     estimator._prepare(rng.normal(size=(len(y), columns)), np.asarray(y), None)
     particles = jax.tree.map(lambda leaf: leaf[None], particles_of(estimator.network_, estimator.particles))
     scores = {Candidate(1.0): -1.25, Candidate(0.3, 0.5): -1.5}
-    estimator._take(Ensembles(particles, [Candidate(0.3)], [scores], [1.1], [500]), 0)
+    history = mf.History({"step": np.array([0, 500]), "loss": np.array([2.0, 1.5], np.float32)})
+    found = Ensembles(particles, [Choice(Candidate(0.3), 1.1, scores)], [500], [500], [history])
+    estimator._take(found, 0)
     return estimator
 
 

@@ -51,7 +51,7 @@ from measureflow.spaces import embeddings, kernels
 from measureflow.statement import divergences
 
 with install_import_hook("measureflow", "beartype.beartype"):
-    from measureflow.tables import recipe
+    from measureflow.tables import table as tabular
 
 # float32 rounds to 6e-8. A result is a few dozen operations on numbers of size 10 or less.
 ROUNDING = 2e-5
@@ -630,8 +630,8 @@ def check_auroc_counts_pairs(inside, outside):
 @drawn(tables=st.tuples(regression_data(4), regression_data(7)))
 def check_padding_leaves_weighted_means(tables):
     """Of tables of different lengths, side by side, (1/n) Σ wy stays; parts of a table share its cases."""
-    made = [recipe.Table.of(*parts) for parts in tables]
-    _, targets, weights = recipe._stacked(made)
+    made = [tabular.Table.of(*parts) for parts in tables]
+    _, targets, weights = tabular.stacked(made)
     for one, its_targets, its_weights in zip(made, targets, weights, strict=True):
         assert_near(np.mean(its_weights * its_targets), np.mean(one.weights * one.targets))
         parts = [one.rows(part) for part in np.array_split(np.arange(len(one.weights)), 2)]
@@ -907,7 +907,7 @@ TABLE = {
         ),
     ],
     check_padding_leaves_weighted_means: [
-        Mutant("padding of weight 1", recipe, "_stacked", padded_with_ones),
+        Mutant("padding of weight 1", tabular, "stacked", padded_with_ones),
     ],
 }
 

@@ -562,6 +562,7 @@ def test_regressors(name, columns, path):
 
 
 @pytest.mark.standard_promotion
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_fitted_estimator(path):
     """By a true fit: what it learns and predicts."""
     rng = np.random.default_rng(0)

@@ -623,9 +623,9 @@ class Counted:
     def __init__(self, monkeypatch):
         self.steps, program = 0, trials._advance
 
-        def counting(fixed, states):
-            self.steps += int(fixed[-1])
-            return program(fixed, states)
+        def counting(*arguments):
+            self.steps += int(arguments[-1])
+            return program(*arguments)
 
         monkeypatch.setattr(trials, "_advance", counting)
 

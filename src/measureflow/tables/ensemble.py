@@ -150,15 +150,18 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
             )
 
     def _complaint(self, found: Ensembles, index: int) -> str | None:
-        """What there is to say about convergence. Early stopping asks held-out rows."""
+        """What there is to say about convergence. Early stopping asks held-out rows, and who stops a fit by a
+        callback has reasons."""
         if found.interrupted:
             return (
                 f"{found.interrupted} at step {self.n_iter_} of {found.planned[index]}: the model is the one "
                 "of that step, and has not converged; fit again, with checkpoint=mf.Checkpoint(folder) to go "
                 "on from where a fit was stopped."
             )
+        if self.early_stopping or found.steps[index] < found.planned[index]:
+            return None
         stopped_early = found.choices[index].candidate.steps < 1
-        return None if self.early_stopping else not_converged(self.history_, stopped_early=stopped_early)
+        return not_converged(self.history_, stopped_early=stopped_early)
 
     def _prepare(self, X: Any, y: Any, sample_weight: Any) -> Table:
         """Check everything, learn the scaling, build the network; the standardised table."""

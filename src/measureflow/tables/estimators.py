@@ -30,8 +30,8 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     There is no `partial_fit`: the posterior's 1/n needs to know n.
 
     A fit that has not converged says so with scikit-learn's ConvergenceWarning: where the loss fell, from a
-    quarter of the steps to half of them, by more than a fifth of all that the ensemble learned; after that
-    the step size is annealed, and all runs come to rest. Of {FALSE_ALARMS}
+    quarter of the steps to half of them, by more than a quarter of all that the ensemble learned; after that
+    the step size is annealed, and all runs come to rest.
 
     Parameters
     ----------

@@ -9,7 +9,9 @@ import numpy as np
 from measureflow.core.validation import positive_number, require_count
 from measureflow.networks.network import Network, perceptron
 from measureflow.prediction.predictive import require_sound
-from measureflow.saving.registry import require, saved
+from measureflow.runs.history import History
+from measureflow.saving.registry import kind_of, require, saved
+from measureflow.tables.methods import METHODS
 
 
 def _described(estimator: Any) -> dict[str, Any]:
@@ -31,7 +33,31 @@ def _described(estimator: Any) -> dict[str, Any]:
         settings["random_state"] = None
     # The devices of a mesh belong to this process.
     del settings["mesh"]
+    settings["method"] = _method_name(kind.__name__, settings["method"])
+    if "likelihood" in settings:
+        settings["likelihood"] = _known_likelihood(kind.__name__, settings["likelihood"])
     return {"settings": settings, "fitted": fitted}
+
+
+def _method_name(kind: str, method: Any) -> str:
+    """By which the estimator that is loaded finds it again."""
+    if isinstance(method, str):
+        return method
+    if METHODS.get(method.name) != method:
+        raise TypeError(
+            f"this {kind} has a method of your own, {method.name!r}, and a file holds no code; pickle the "
+            "estimator, or save an mf.Predictive of its network_, likelihood_ and particles_."
+        )
+    return method.name
+
+
+def _known_likelihood(kind: str, likelihood: Any) -> Any:
+    if isinstance(likelihood, str) or kind_of(likelihood) is not None:
+        return likelihood
+    raise TypeError(
+        f"this {kind} has a likelihood of your own, {likelihood!r}, and a file holds no code; pickle the "
+        "estimator, or save an mf.Predictive of its network_, likelihood_ and particles_."
+    )
 
 
 def require_units(name: str, mean: Any, scale: Any, shape: tuple[int, ...]) -> None:
@@ -54,6 +80,7 @@ def _require_sound(estimator: Any) -> None:
     for name in ("prior_weight_", "spread_"):
         positive_number(name, getattr(estimator, name), "")
     require_count("n_iter_", estimator.n_iter_, 0, "")
+    require(isinstance(estimator.history_, History), "history_ is no history")
     require(_are_scores(estimator.validation_scores_), "validation_scores_ are no scores")
     features, names = estimator.n_features_in_, getattr(estimator, "feature_names_in_", None)
     require(type(features) is int and features > 0, "n_features_in_ is no number of features")

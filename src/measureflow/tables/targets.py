@@ -46,7 +46,7 @@ class Shifted(eqx.Module):
     shift: jax.Array
 
     def __call__(self, outputs: jax.Array) -> Distribution:
-        return self.likelihood(outputs + self.shift)
+        return self.likelihood(outputs + jnp.broadcast_to(self.shift, outputs.shape))
 
 
 # Whether these change units, which would take a while to find out for every prediction.

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from measureflow.core.pytrees import Particles
+from measureflow.flows.flow import finite_particles
 from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.runs.checkpoint import Checkpoint, Saved, Store
 from measureflow.runs.driver import Callback, drive
@@ -195,10 +196,10 @@ class Training(Trials):
         return Ensembles(particles, self.choices, taken, self.ends, self._histories(), signal)
 
     def advance(self, budget: int, end: int) -> None:
-        before = self.step
-        super().advance(budget, min(end, *((before // every + 1) * every for every in self.pauses)))
+        first, before = self.step, self.state
+        super().advance(budget, min(end, *((first // every + 1) * every for every in self.pauses)))
         if not self.finite.all():
-            self._raise_diverged(before)
+            self._raise_diverged(first, before)
         if self.step % self.log.record_every == 0:
             self._record()
 
@@ -210,8 +211,11 @@ class Training(Trials):
     def _record(self) -> None:
         """Of every table, at this step."""
         found = {name: value[:, 0] for name, value in self.observed().items()}
-        self.record = {name: np.mean(value) for name, value in found.items()}
         self.log.rows.append({"step": np.asarray(self.step)} | found)
+        self._renew_record()
+
+    def _renew_record(self) -> None:
+        self.record = {name: float(np.mean(value)) for name, value in self.log.rows[-1].items()}
 
     def _histories(self) -> list[History]:
         columns = self.log.history()
@@ -225,20 +229,19 @@ class Training(Trials):
 
     def _for_one_table(self, callback: Callback) -> Callback:
         """A user's callback sees the state of the one table that there is."""
-        return lambda step, record, state: callback(
-            step, record, jax.tree.map(lambda leaf: leaf[0, 0], state)
-        )
+        return lambda step, record, state: callback(step, record, _of_table(state, 0))
 
-    def _raise_diverged(self, before: int) -> None:
-        step_size, lost = float(self.plan.step_size), np.flatnonzero(~self.finite.all(axis=1))
+    def _raise_diverged(self, first: int, before: Any) -> None:
+        step_size, table = float(self.plan.step_size), int(np.argmin(self.finite[:, 0]))
+        finite = finite_particles(_of_table(self.members(), table))
         raise DivergenceError(
-            f"particles became NaN or infinite between steps {before} and {self.step} with "
-            f"step_size={step_size:g}; try a smaller one, such as step_size={step_size / 10:g}, and check X "
-            "and y for outliers.",
-            None,
-            self._histories()[lost[0]],
+            f"particles became NaN or infinite between steps {first} and {self.step} with "
+            f"step_size={step_size:g}; try a smaller one, such as step_size={step_size / 10:g}, and look for "
+            "outliers in X and y. The exception's `state` is that of the earlier step.",
+            _of_table(before, table),
+            self._histories()[table],
             self.step,
-            lost,
+            np.flatnonzero(~np.asarray(finite)),
         )
 
     # Checkpoints.
@@ -266,11 +269,15 @@ class Training(Trials):
             self.state, members = saved.state
             self.best.resume(members, saved.notes["best"])
         self.log.resume(saved.history, self.step, goes_on=False)
-        if self.log.rows:
-            self.record = {name: np.mean(value) for name, value in self.log.rows[-1].items()}
+        self._renew_record()
         folder = self.store.checkpoint.folder if self.store else None
         done = "finished" if self.step == self.end else f"resuming at step {self.step} of {self.end}"
         sys.stderr.write(f"measureflow: {folder}: {done}\n")
+
+
+def _of_table(states: Any, index: int) -> Any:
+    """The state of the one candidate of a table."""
+    return jax.tree.map(lambda leaf: leaf[index, 0], states)
 
 
 def _noted(choice: Choice) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from measureflow.core.devices import PARTICLES, place, require_mesh
 from measureflow.core.pytrees import Particles, dimension, root_mean_square_norm, total, weighted_mean
@@ -163,10 +163,16 @@ def _start(
     return jax.vmap(candidates, (0, 0, 0))(initial, numbers, keys)
 
 
-@eqx.filter_jit(donate="all-except-first")
-def _advance(fixed: tuple, states: Any) -> tuple[Any, Bool[Array, "t c"]]:
-    plan, data, numbers, keys, step, steps = fixed
-
+@eqx.filter_jit
+def _advance(
+    plan: Plan,
+    states: Any,
+    data: PyTree,
+    numbers: Float[Array, "t c 2"],
+    keys: Key[Array, " t"],
+    step: Int[Array, ""],
+    steps: Int[Array, ""],
+) -> tuple[Any, Bool[Array, "t c"]]:
     def one(state: Any, data: PyTree, numbers: Array, key: Array) -> Any:
         # The step is the same for all: so is the batch, for all candidates of a table.
         return plan.advance(eqx.tree_at(lambda s: s.step, state, step), data, numbers, key, steps)
@@ -227,8 +233,7 @@ class Trials(AbstractRun):
     def advance(self, budget: int, end: int) -> None:
         steps = min(budget, end - self.step)
         counts = (jnp.asarray(count, jnp.int32) for count in (self.step, steps))
-        fixed = (self.plan, self.data, self.numbers, self.run_keys, *counts)
-        self.state, finite = _advance(fixed, self.state)
+        self.state, finite = _advance(self.plan, self.state, self.data, self.numbers, self.run_keys, *counts)
         self.step, self.finite = self.step + steps, np.asarray(finite)
 
     def members(self) -> Particles:
