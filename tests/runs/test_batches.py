@@ -349,7 +349,7 @@ def test_tensors_may_be_the_data():
 
 
 def batch_of(data, batch_size):
-    source = sources.batch_source(data, batch_size, KEYS[0])
+    source = data_room.batch_source(data, batch_size, KEYS[0])
     return np.asarray(source.take(0, 0).at(jnp.asarray(0), KEYS[0]))
 
 
@@ -466,7 +466,7 @@ def test_what_a_checkpoint_compares_of_a_disk_is_bounded(monkeypatch):
     monkeypatch.setattr(data_room, "_HASHED_ROWS", 60)
 
     def compared(values):
-        return sources.OnDisk(values, 20, KEYS[0]).made_of()["rows"]
+        return data_room.OnDisk(values, 20, KEYS[0]).made_of()["rows"]
 
     disk = Disk(INPUTS)
     found = compared(disk)
