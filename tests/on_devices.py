@@ -32,7 +32,7 @@ X = RNG.normal(size=(64, 3)).astype(np.float32)
 DATA = (X, X.sum(axis=1))
 PRIOR = mf.Gaussian({"b": jnp.zeros(()), "w": jnp.zeros(3)}, 1.0)
 KERNEL = mf.SquaredExponential(1.0)
-ADAPTIVE = mf.WassersteinFlow(1e-2, mf.RMSPreconditioner(5), momentum=0.5)
+ADAPTIVE = mf.WassersteinFlow(1e-2, mf.RMSPreconditioner(5), momentum=0.1)
 
 
 def loss(theta, batch):

@@ -515,8 +515,8 @@ def summary(loc, scale, y, q):
         "variance": mixture.variance,
         "parts": mixture.aleatoric_variance + mixture.epistemic_variance,
         "log_prob": mixture.log_prob(y),
-        "quantile": mixture.quantile(q),
-        "cdf at quantile": mixture.cdf(mixture.quantile(q)),
+        "quantile": mixture.icdf(q),
+        "cdf at quantile": mixture.cdf(mixture.icdf(q)),
     }
 
 

@@ -26,9 +26,16 @@ from measureflow.study.demo import SETTINGS, Result, run_demo
 from measureflow.study.paper import NAMES, Claim
 from measureflow.study.paper import reproduce as run_reproduction
 from measureflow.study.provenance import provenance
-from measureflow.study.uci import METHODS, SETS, comparison_rows, mean_and_error, run_uci, score_rows
-from measureflow.study.uci import Result as UCIResult
-from measureflow.study.uci import draw as draw_uci
+from measureflow.study.uci_benchmark import (
+    METHODS,
+    SETS,
+    comparison_rows,
+    mean_and_error,
+    run_uci,
+    score_rows,
+)
+from measureflow.study.uci_benchmark import Result as UCIResult
+from measureflow.study.uci_benchmark import draw as draw_uci
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
 # Piped into a file, a table keeps a readable width.

@@ -327,7 +327,10 @@ OTHER = {
     "weight": ({"problem": drle(kl=0.2)}, "problem.regulariser"),
     "lengthscale": ({"problem": drle(lengthscale=2.0)}, "lengthscale: was float32 1.0, is float32 2.0"),
     "prior": ({"problem": drle(prior=mf.Gaussian(PRIOR.mean, 2.0))}, "scale"),
-    "loss": ({"problem": drle(helped_loss)}, "problem.objective.loss: was test_checkpoint.regression_loss bytecode"),
+    "loss": (
+        {"problem": drle(helped_loss)},
+        "problem.objective.loss: was test_checkpoint.regression_loss bytecode",
+    ),
     "data": ({"data": (X + 1, DATA[1])}, "data.data.0: was float32[53, 2] sha256"),
     "batch_size": ({"batch_size": 11}, "data.batch_size: was 10, is 11"),
     "whole": (
@@ -479,7 +482,10 @@ def test_a_run_whose_code_alone_differs_is_not_lost(copied, straight):
     problem = drle(recoded(regression_loss, other_code))
     with pytest.raises(ValueError, match="the code differs from that of the run in ") as caught:
         solve(problem, folder=copied)
-    for piece in ("problem.objective.loss: was test_checkpoint.regression_loss bytecode", "on_code_change='warn'"):
+    for piece in (
+        "problem.objective.loss: was test_checkpoint.regression_loss bytecode",
+        "on_code_change='warn'",
+    ):
         assert piece in str(caught.value)
     options = {"checkpoint": mf.Checkpoint(copied, EVERY, on_code_change="warn")}
     with pytest.warns(UserWarning, match=r"goes on, though the code differs(?s:.*)regression_loss") as caught:

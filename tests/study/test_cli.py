@@ -12,7 +12,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from measureflow import cli
-from measureflow.study import datasets, demo, uci
+from measureflow.study import datasets, demo
+from measureflow.study import uci_benchmark as uci
 from measureflow.study.paper.claims import Claim, Reproduction
 
 SCORES = ("negative_log_likelihood", "root_mean_square_error", "crps", "coverage", "width")

@@ -14,7 +14,8 @@ from sklearn.model_selection import KFold
 
 from measureflow.prediction import metrics
 from measureflow.tables import estimators
-from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor, cross_validate
+from measureflow.tables.crossvalidation import cross_validate
+from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor
 from measureflow.tables.scaling import moments, standardised
 
 # NumPyro and Optax promote integers and ranks.

@@ -58,7 +58,7 @@ class Checkpoint:
     """
 
     def __init__(
-        self, folder: str | os.PathLike, every: int = 1000, keep: int = 2, on_code_change: str = "raise"
+        self, folder: str | os.PathLike, every: int = 1000, keep: int = 2, *, on_code_change: str = "raise"
     ):
         if not isinstance(folder, str | os.PathLike):
             raise TypeError(f"folder must be a path, got {folder!r}; for example 'runs/first'.")

@@ -266,6 +266,8 @@ def _subtrees(tree: Any) -> Iterator[Any]:
     """A pytree, a solution or the like, and all that is in it: structures that a file may need."""
     flattened = jax.tree_util.default_registry.flatten_one_level(tree)
     parts = vars(tree).values() if flattened is None and dataclasses.is_dataclass(tree) else ()
-    yield from () if flattened is None else (tree,)
+    # Files have plain values as they are; an empty one has the leaves of any other empty structure.
+    is_plain_and_empty = tree is None or (type(tree) in (tuple, list, dict) and not tree)
+    yield from () if flattened is None or is_plain_and_empty else (tree,)
     for part in parts if flattened is None else flattened[0]:
         yield from _subtrees(part)

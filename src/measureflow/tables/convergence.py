@@ -9,7 +9,7 @@ from measureflow.runs.history import History
 _SHARE, _SHARE_STOPPED_EARLY = 0.25, 1.0
 # In nats: who has learned less is taken to have learned this.
 _LEAST = 0.5
-# Below this many steps there are no quarters: the whole fall counts.
+# Below this many steps there are no quarters to compare.
 _FEWEST = 8
 
 
@@ -25,16 +25,18 @@ def not_converged(history: History, *, stopped_early: bool = False) -> str | Non
     """
     steps, loss = history["step"], history["loss"]
     taken = int(steps[-1])
-    early, late = (
-        (loss[0], loss[-1])
-        if taken < _FEWEST
-        else (np.mean(loss[np.abs(steps - share * taken) <= taken / 16]) for share in (0.25, 0.5))
-    )
+    if taken < _FEWEST:
+        return f"not converged in {taken} steps, which are too few to tell anything; {_remedy(taken)}"
+    early, late = (np.mean(loss[np.abs(steps - share * taken) <= taken / 16]) for share in (0.25, 0.5))
     share = float(early - late) / max(float(history["mixture_loss"][0] - loss[-1]), _LEAST)
     if share <= (_SHARE_STOPPED_EARLY if stopped_early else _SHARE):
         return None
     return (
         f"not converged in {taken} steps: from a quarter to half of them the loss fell from {early:.3g} to "
-        f"{late:.3g}, which is much of all that was learned, so that intervals may be far too wide; increase "
-        f"steps, to {4 * taken} for example, or leave steps out."
+        f"{late:.3g}, which is much of all that was learned, so that intervals may be far too wide; "
+        f"{_remedy(taken)}"
     )
+
+
+def _remedy(taken: int) -> str:
+    return f"increase steps, to {max(4 * taken, 1_000)} for example, or leave steps out."

@@ -233,7 +233,9 @@ class Training(Trials):
 
     def _raise_diverged(self, first: int, before: Any) -> None:
         step_size, table = float(self.plan.step_size), int(np.argmin(self.finite[:, 0]))
-        finite = finite_particles(_of_table(self.members(), table))
+        # All of them, where a square of the drift overflowed: then none moves any more.
+        finite = np.asarray(finite_particles(_of_table(self.members(), table)))
+        lost = np.flatnonzero(~finite) if not finite.all() else np.arange(len(finite))
         raise DivergenceError(
             f"particles became NaN or infinite between steps {first} and {self.step} with "
             f"step_size={step_size:g}; try a smaller one, such as step_size={step_size / 10:g}, and look for "
@@ -241,7 +243,7 @@ class Training(Trials):
             _of_table(before, table),
             self._histories()[table],
             self.step,
-            np.flatnonzero(~np.asarray(finite)),
+            lost,
         )
 
     # Checkpoints.
