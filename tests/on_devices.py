@@ -237,6 +237,13 @@ def checkpoints():
     return {"names": names, "same": same, "warned": [str(warning.message) for warning in caught]}
 
 
+def alone():
+    """The largest difference, if one process goes on with what two had begun."""
+    finished, whole = checkpointed(Path(sys.argv[1]).parent / "run", 12), checkpointed(None, 12)
+    pairs = zip(*(jax.tree.leaves(one.measure.particles) for one in (finished, whole)), strict=True)
+    return max(float(np.max(np.abs(a - b)) / np.max(np.abs(a))) for a, b in pairs)
+
+
 def shares():
     return {str(devices): memory(devices) for devices in (1, 2, 4, 8)}
 
@@ -246,6 +253,7 @@ PARTS = {
     "two axes": two_axes,
     "processes": processes,
     "two processes": two_processes,
+    "alone": alone,
     "memory": shares,
     "refusals": refusals,
     "estimators": estimators,

@@ -12,6 +12,9 @@ import measureflow as mf
 from measureflow.runs.together import Together
 from measureflow.study.paper import seeds, uci
 
+# The paper's networks are written for JAX's own promotion.
+pytestmark = pytest.mark.standard_promotion
+
 PRIOR = mf.Gaussian(jnp.zeros(1), 1.0)
 FLOW = mf.WassersteinFlow(1e-2)
 

@@ -13,13 +13,17 @@ from quick import quickly_compiled  # noqa: F401
 from sklearn.model_selection import KFold
 
 from measureflow.prediction import metrics
-from measureflow.tables import estimators
+from measureflow.tables import ensemble
 from measureflow.tables.crossvalidation import cross_validate
 from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor
 from measureflow.tables.scaling import moments, standardised
 
 # NumPyro and Optax promote integers and ranks.
-pytestmark = pytest.mark.standard_promotion
+pytestmark = [
+    pytest.mark.standard_promotion,
+    # Fits are short here; test_fitting.py looks at convergence.
+    pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
+]
 
 SHELL = {
     "method": "DE",
@@ -252,13 +256,13 @@ def test_a_gaussian_does_not_go_on_from_one_particle():
     ],
 )
 def test_what_cannot_be_scored_is_not_fitted(arguments, message, monkeypatch):
-    monkeypatch.setattr(estimators, "Trainer", lambda *_: pytest.fail("worked in vain"))
+    monkeypatch.setattr(ensemble, "Trainer", lambda *_: pytest.fail("worked in vain"))
     with pytest.raises(ValueError, match=message):
         cross_validate(shell(), X, **({"y": Y} | arguments))
 
 
 def test_classes_that_cannot_be_scored_are_not_fitted(monkeypatch):
-    monkeypatch.setattr(estimators, "Trainer", lambda *_: pytest.fail("worked in vain"))
+    monkeypatch.setattr(ensemble, "Trainer", lambda *_: pytest.fail("worked in vain"))
     labels = np.repeat([0, 1, 2], [14, 13, 13])
     with pytest.raises(ValueError, match="test rows have classes"):
         cross_validate(classifier(), X, labels, cv=[(np.arange(27), np.arange(27, 40))])

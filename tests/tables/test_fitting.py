@@ -179,8 +179,8 @@ def test_a_killed_fit_goes_on_where_it_was(tmp_path, capfd, monkeypatch):
 
     main(sys.argv[1], 60, kill, **{settings!r})
     """
-    killed = run_script(body, tmp_path / "run")
-    assert killed.wait() == -signal.SIGKILL, killed.communicate()
+    with run_script(body, tmp_path / "run") as killed:
+        assert killed.wait() == -signal.SIGKILL, killed.communicate()
     whole, steps = mf.EnsembleRegressor(**settings).fit(*table(60)), []
     monkeypatch.setattr(training.Trainer, "_choose", None)
     resumed = mf.EnsembleRegressor(**settings)
@@ -228,7 +228,7 @@ def test_a_finished_fit_is_read(kept, fitted, capfd):
     ],
 )
 def test_another_fit_is_refused(kept, changed, y):
-    with pytest.raises(ValueError, match="holds another run; to begin anew, name another folder"):
+    with pytest.raises(ValueError, match="holds another run; to start over, name another folder"):
         regressor(**changed).fit(X, y, checkpoint=kept)
 
 

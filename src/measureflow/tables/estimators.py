@@ -336,7 +336,6 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
 
     def _validated(self, X: Any, y: Any, again: bool) -> tuple[np.ndarray, np.ndarray]:
         X, y = validate_data(self, X, y, reset=not again, dtype=np.float64)
-        check_classification_targets(y)
         try:
             classes = np.unique(y)
         except TypeError:
