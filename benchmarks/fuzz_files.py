@@ -31,12 +31,16 @@ import optax
 import measureflow as mf
 from measureflow.runs.solution import Restart
 from measureflow.saving import container
-from measureflow.saving.kinds import FileFormatError, load, save
+from measureflow.saving.container import FileFormatError
+from measureflow.saving.documents import load, save
+from measureflow.tables.choosing import Choice
 from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor
-from measureflow.tables.recipe import Candidate, Ensembles
+from measureflow.tables.methods import Candidate
+from measureflow.tables.training import Ensembles
 
-# More than this, and a small file has made `load` take memory that it has no use for.
-MOST_MEMORY = 2**30
+# What one load may take: memory by the file's size, of which JSON needs some thirty times as much once it is
+# read, and a little more, and so many seconds.
+MEMORY_PER_BYTE, MORE_MEMORY, MOST_TIME = 60, 2**26, 30.0
 
 
 # The files.
@@ -48,7 +52,9 @@ def fitted(estimator, y, columns=2):
     estimator._prepare(rng.normal(size=(len(y), columns)), np.asarray(y), None)
     particles = jax.tree.map(lambda leaf: leaf[None], particles_of(estimator.network_, estimator.particles))
     scores = {Candidate(1.0): -1.25, Candidate(0.3, 0.5): -1.5}
-    estimator._take(Ensembles(particles, [Candidate(0.3)], [scores], [1.1], [500]), 0)
+    history = mf.History({"step": np.array([0, 500]), "loss": np.array([2.0, 1.5], np.float32)})
+    found = Ensembles(particles, [Choice(Candidate(0.3), 1.1, scores)], [500], [500], [history])
+    estimator._take(found, 0)
     return estimator
 
 
@@ -106,28 +112,30 @@ def saved(thing, folder):
 
 
 def parts(content):
-    """The document, the arrays' descriptions, and the arrays' bytes."""
+    """The document, the arrays' descriptions, and the arrays' bytes; all without the check sum."""
     length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
+    header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
     document = json.loads(header.pop("__metadata__")["measureflow"])
-    return document, header, content[8 + length :]
+    begin, end = header.pop("sha256")["data_offsets"]
+    for entry in header.values():
+        entry["data_offsets"] = [place if place <= begin else place - 32 for place in entry["data_offsets"]]
+    return document, header, data[:begin] + data[end:]
 
 
 def sealed(document, header, data):
     """A file of these parts. The document, or the header, may be a text that is no JSON."""
     text = document if isinstance(document, str) else json.dumps(document)
     try:
-        entries = [
-            container._Entry(name, entry["dtype"], tuple(entry["shape"]), *entry["data_offsets"])
+        arrays = [
+            (name, entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])])
             for name, entry in header.items()
         ]
-        entries.sort(key=lambda entry: (entry.begin, entry.end))
+        check_sum = container.check_sum(text, arrays).tobytes()
     except (AttributeError, KeyError, TypeError):
-        entries = []
-    of_data = container.hashlib.sha256(data).hexdigest()
-    of_text = container._sum_of_description(text, entries, of_data)
-    metadata = {"measureflow": text, "sha256_of_description": of_text, "sha256_of_data": of_data}
-    return with_header(json.dumps({"__metadata__": metadata, **header}), data)
+        check_sum = bytes(32)
+    place = {"dtype": "U8", "shape": [32], "data_offsets": [len(data), len(data) + 32]}
+    whole = {"__metadata__": {"measureflow": text}, **header, "sha256": place}
+    return with_header(json.dumps(whole), data + check_sum)
 
 
 def with_header(text, data):
@@ -206,21 +214,17 @@ JUNK = [
     {"numpy": 3},
     {"scalar": None},
     {"key": "x", "implementation": "y"},
-    {"strings": ["b", "a"], "dtype": "object"},
-    {"strings": ["a", "b"], "dtype": "<U999999999"},
-    {"strings": [1], "dtype": "O"},
+    {"texts": ["b", "a"]},
+    {"texts": [1]},
+    {"text": "no such array"},
     {"object": "Flat", "fields": {}},
     {"object": "Gaussian", "fields": {}},
     {"object": "os.system", "fields": {"command": "id"}},
     {"object": [], "fields": []},
-    {
-        "object": "Network.mlp",
-        "fields": {"sizes": {"tuple": [10**9] * 3}, "activation": "relu", "constants": {"tuple": []}},
-    },
-    {
-        "object": "Network.mlp",
-        "fields": {"sizes": {"tuple": [1] * 50_000}, "activation": "relu", "constants": {"tuple": []}},
-    },
+    {"object": "PerceptronInit", "fields": {"sizes": {"tuple": [10**9] * 3}}},
+    {"object": "PerceptronInit", "fields": {"sizes": {"tuple": [1] * 50_000}}},
+    {"object": "PerceptronApply", "fields": {"sizes": {"tuple": [2, 3, 1]}, "activation": "relu"}},
+    {"object": "RowsOfOutputs", "fields": {"function": {"import": "os:system"}}},
     {"object": "Categorical", "fields": {"targets": 1, "classes": 10**12}},
     {"leaves": {}, "structure": ""},
     {"leaves": {".x": 1}, "structure": 3},
@@ -231,6 +235,10 @@ JUNK = [
     {"import": ":"},
     {"__class__": "x"},
 ]
+
+
+# What a node calls an array of the file.
+REFERENCES = ("jax", "numpy", "scalar", "key", "text")
 
 
 def places(node, found=None):
@@ -299,11 +307,11 @@ def parts_swapped(document, header, data, rng):
 
 def other_reference(document, header, data, rng):
     """One array in the place of another."""
-    references = [(n, k) for n, k in places(document) if k in ("jax", "numpy", "scalar", "key")]
+    references = [(n, k) for n, k in places(document) if k in REFERENCES]
     node, key = chosen(references, rng)
     node[key] = chosen(list(header), rng)
     if rng.integers(2):
-        kind = chosen(["jax", "numpy", "scalar"], rng)
+        kind = chosen(["jax", "numpy", "scalar", "text"], rng)
         node[kind] = node.pop(key)
     return document, header, data
 
@@ -358,7 +366,7 @@ def array_of_other_name(document, header, data, rng):
     header[other] = header.pop(name)
     if rng.integers(2):
         for node, key in places(document):
-            if node[key] == name and key in ("jax", "numpy", "scalar", "key"):
+            if node[key] == name and key in REFERENCES:
                 node[key] = other
     return document, header, data
 
@@ -370,6 +378,33 @@ def array_of_other_bytes(document, header, data, rng):
     begin, end = entry["data_offsets"]
     content = chosen([rng.bytes(end - begin), b"\xff" * (end - begin), b"\0" * (end - begin)], rng)
     return document, header, data[:begin] + content + data[end:]
+
+
+def much_asked_for(document, header, data, rng):
+    """Little is said, and much would have to be done."""
+    reference = {chosen(["jax", "numpy", "text"], rng): chosen(list(header), rng)}
+    sizes = {"tuple": [1] * 100}
+    network = {
+        "init": {"object": "PerceptronInit", "fields": {"sizes": sizes}},
+        "apply": {"object": "PerceptronApply", "fields": {"sizes": sizes, "activation": "relu"}},
+        "output_axis": -1,
+    }
+    wide = {"tuple": [2**31] * 100}
+    questions = [
+        {"strings": ["a"], "dtype": "<U16777216"},
+        {"strings": ["a"] * 1000, "dtype": "<U16000"},
+        {"object": "Network", "fields": network},
+        {"object": "PerceptronInit", "fields": {"sizes": wide}},
+        {"object": "ConstantsInit", "fields": {"init": network["init"], "count": 2**40}},
+        {"object": "Flat", "fields": {}},
+        {"object": "Gaussian", "fields": {"mean": reference, "scale": reference}},
+        {"object": "Categorical", "fields": {"targets": 2**20, "classes": 2**40}},
+        {"texts": [""] * 1000},
+        {"list": [reference] * 1000},
+    ]
+    node, key = chosen(places(document["fields"]) or [(document, "fields")], rng)
+    node[key] = {"list": [chosen(questions, rng)] * chosen([24, 60, 2000], rng)}
+    return document, header, data
 
 
 def document_that_is_none(document, header, data, rng):
@@ -437,6 +472,7 @@ STRANGERS = [
     array_elsewhere,
     array_of_other_name,
     array_of_other_bytes,
+    much_asked_for,
     document_that_is_none,
     other_version,
     header_that_is_none,
@@ -550,8 +586,11 @@ def child(number, seed):
             change, name, content = mutant(contents, i, seed)
             path.write_bytes(content)
             say(begin=i, change=change, file=name)
+            before = peak_memory()
             try:
                 kind, thing = outcome(path, originals[name], folder, watch)
+                taken = peak_memory() - before
+                assert taken < MEMORY_PER_BYTE * len(content) + MORE_MEMORY, f"{taken} bytes were taken"
                 assert not watch.seen, f"while it was loaded: {watch.seen}"
                 assert sorted(folder.iterdir()) == files, "a file appeared"
                 require_sound(thing)
@@ -622,7 +661,7 @@ def main():
     if options.out:
         result = {"outcomes": table, "slowest_s": slowest[0], "memory_bytes": memory, "failures": failures}
         options.out.write_text(json.dumps(result | {"crashed": crashed}, indent=1))
-    if failures or crashed or memory is None or memory > MOST_MEMORY:
+    if failures or crashed or memory is None or slowest[0] > MOST_TIME:
         raise SystemExit(1)
 
 

@@ -2,7 +2,6 @@
 
 A million cheap steps with history and a progress bar; then fewer, with batches from an iterator, and with
 checkpoints. Nothing but the history may grow, and that has about 1,000 records however long the run is.
-(TensorStore, which writes the checkpoints, keeps some 25 kB for each of them.)
 
     python benchmarks/memory.py [--steps 1000000] [--out FILE]
 """

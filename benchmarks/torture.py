@@ -118,19 +118,13 @@ def attempt(process, dice):
 
 def unreadable(folder):
     """How many of the checkpoints that stand in a folder are not what was written."""
-    import orbax.checkpoint as orbax
-
-    from measureflow.runs.checkpoint import _checksum
+    import measureflow as mf
 
     count = len(list(folder.glob("*.unreadable")))
-    for path in folder.glob("[0-9]*"):
-        if not path.name.isdigit():
-            continue
+    for path in folder.glob("*.safetensors"):
         try:
-            with orbax.StandardCheckpointer() as reader:
-                state, history = reader.restore(path / "state"), reader.restore(path / "history")
-            notes = json.loads((path / "notes" / "metadata").read_text())
-            count += _checksum(state, history) != notes["checksum"] or int(path.name) % EVERY != 0
+            saved = mf.load(path)
+            count += set(saved) != {"state", "history", "notes"} or int(path.name.split("-")[0]) % EVERY != 0
         except Exception as error:
             print(f"{path}: {error}")
             count += 1

@@ -5,6 +5,7 @@ python on_devices.py OUT PART [COORDINATOR NUMBER]: one of PARTS, in this proces
 
 import json
 import sys
+import warnings
 from pathlib import Path
 
 import jax
@@ -15,6 +16,7 @@ if __name__ == "__main__" and len(sys.argv) > 3:
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 import optax
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType
@@ -30,7 +32,7 @@ X = RNG.normal(size=(64, 3)).astype(np.float32)
 DATA = (X, X.sum(axis=1))
 PRIOR = mf.Gaussian({"b": jnp.zeros(()), "w": jnp.zeros(3)}, 1.0)
 KERNEL = mf.SquaredExponential(1.0)
-ADAPTIVE = mf.WassersteinFlow(1e-2, mf.RMSPreconditioner(5), momentum=0.5)
+ADAPTIVE = mf.WassersteinFlow(1e-2, mf.RMSPreconditioner(5), momentum=0.1)
 
 
 def loss(theta, batch):
@@ -70,21 +72,52 @@ MORE = {
 }
 
 
+def predicted(theta, batch):
+    x, y = batch
+    return dist.Normal(x @ theta["w"] + theta["b"], 0.5 * jnp.ones_like(y)), y
+
+
+def log_density(theta, batch):
+    law, y = predicted(theta, batch)
+    return law.log_prob(y)
+
+
+SCORES = {
+    "log score": (mf.Problem(mf.LogScore(log_density), 0.01 * mf.KL(PRIOR)), ADAPTIVE, 16),
+    "CRPS": (mf.Problem(mf.RankedProbabilityScore(predicted), 0.01 * mf.KL(PRIOR)), ADAPTIVE, 16),
+}
+
+
 def run(case, mesh=None):
     problem, flow, batch_size = case
-    return mf.solve(problem, flow, START, 12, jax.random.key(3), data=DATA, batch_size=batch_size, mesh=mesh)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="momentum heats")
+        return mf.solve(
+            problem,
+            flow,
+            START,
+            12,
+            jax.random.key(3),
+            data=DATA,
+            batch_size=batch_size,
+            mesh=mesh,
+            collect=mf.Draws(after=3, every=3),
+        )
 
 
 def differences(case, mesh):
     """The largest of particles, relative to the largest; of history, relative to each column's."""
-    alone, spread = run(case), run(case, mesh)
-    found = multihost_utils.process_allgather(spread.measure.particles, tiled=True)
+    alone, cut = run(case), run(case, mesh)
+    found = multihost_utils.process_allgather(cut.measure.particles, tiled=True)
     pairs = zip(jax.tree.leaves(alone.measure.particles), jax.tree.leaves(found), strict=True)
     particles = max(float(np.max(np.abs(a - b)) / np.max(np.abs(a))) for a, b in pairs)
-    columns = [(alone.history[name], spread.history[name]) for name in alone.history]
+    draws = zip(jax.tree.leaves(alone.draws), jax.tree.leaves(cut.draws), strict=True)
+    assert alone.draws["w"].shape == (16, 3, 3)
+    particles = max(particles, *(float(np.max(np.abs(a - b)) / np.max(np.abs(a))) for a, b in draws))
+    columns = [(alone.history[name], cut.history[name]) for name in alone.history]
     known = [(a, b) for a, b in columns if np.isfinite(a).any()]
     history = max(float(np.nanmax(np.abs(a - b)) / max(np.nanmax(np.abs(a)), 1e-6)) for a, b in known)
-    leaf = jax.tree.leaves(spread.measure.particles)[0]
+    leaf = jax.tree.leaves(cut.measure.particles)[0]
     return {"particles": particles, "history": history, "shard": leaf.addressable_shards[0].data.shape[0]}
 
 
@@ -146,10 +179,10 @@ def estimators():
     """The largest difference of predictions, in standard deviations of the target."""
     y = DATA[1]
     settings = {"hidden": (4,), "particles": 8, "steps": 500, "random_state": 0, "prior_weight": 1}
-    alone, spread = (
+    alone, cut = (
         mf.EnsembleRegressor(mesh=mesh, **settings).fit(X, y).predict(X) for mesh in (None, mesh_of(8))
     )
-    return float(np.max(np.abs(alone - spread)) / np.std(y))
+    return float(np.max(np.abs(alone - cut)) / np.std(y))
 
 
 def equality():
@@ -161,7 +194,8 @@ def equality():
 def two_axes():
     """DRLE on four times two devices, with batches and without."""
     drle = [name for name in CASES if name.startswith("DRLE")]
-    return {f"{name}, two axes": differences(CASES[name], mesh_of(4, 2)) for name in drle}
+    found = {f"{name}, two axes": differences(CASES[name], mesh_of(4, 2)) for name in drle}
+    return found | {f"{name}, two axes": differences(case, mesh_of(4, 2)) for name, case in SCORES.items()}
 
 
 def processes():
@@ -170,8 +204,44 @@ def processes():
 
 
 def two_processes():
-    """DRLE with batches on the one device of each of two processes."""
-    return {name: differences(CASES[name], mesh_of(2)) for name in ["DRLE, batches"]}
+    """DRLE with batches on the one device of each of two processes, and such a run in parts."""
+    return {"DRLE": differences(CASES["DRLE, batches"], mesh_of(2)), "checkpoints": checkpoints()}
+
+
+def checkpointed(folder, steps, mesh=None):
+    problem, flow, batch_size = CASES["DRLE, batches"]
+    options = {"data": DATA, "batch_size": batch_size, "mesh": mesh, "record_every": 1}
+    options["checkpoint"] = None if folder is None else mf.Checkpoint(folder, every=4)
+    return mf.solve(problem, flow, START, steps, jax.random.key(3), **options)
+
+
+def checkpoints():
+    """A run of two processes in three parts; before the last one, a file of one of them is damaged."""
+    folder, mesh = Path(sys.argv[1]).parent / "run", mesh_of(2)
+    checkpointed(folder, 6, mesh)
+    checkpointed(folder, 10, mesh)
+    names = sorted(path.name for path in folder.iterdir())
+    multihost_utils.sync_global_devices("looked")
+    if jax.process_index() == 0:
+        (folder / "10-2-of-2.safetensors").write_bytes(b"")
+    multihost_utils.sync_global_devices("damaged")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        resumed = checkpointed(folder, 12, mesh)
+    whole = checkpointed(None, 12, mesh)
+    pairs = zip(*(jax.tree.leaves(solution.state) for solution in (resumed, whole)), strict=True)
+    parts = [(a.addressable_data(0), b.addressable_data(0)) for a, b in pairs]
+    parts += [(resumed.history[name], whole.history[name]) for name in whole.history]
+    same = [np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in parts]
+    same = multihost_utils.process_allgather(np.array(same)).tolist()
+    return {"names": names, "same": same, "warned": [str(warning.message) for warning in caught]}
+
+
+def alone():
+    """The largest difference, if one process goes on with what two had begun."""
+    finished, whole = checkpointed(Path(sys.argv[1]).parent / "run", 12), checkpointed(None, 12)
+    pairs = zip(*(jax.tree.leaves(one.measure.particles) for one in (finished, whole)), strict=True)
+    return max(float(np.max(np.abs(a - b)) / np.max(np.abs(a))) for a, b in pairs)
 
 
 def shares():
@@ -183,6 +253,7 @@ PARTS = {
     "two axes": two_axes,
     "processes": processes,
     "two processes": two_processes,
+    "alone": alone,
     "memory": shares,
     "refusals": refusals,
     "estimators": estimators,

@@ -8,21 +8,20 @@ from jaxtyping import install_import_hook
 # Not the estimators themselves: scikit-learn wants a constructor that takes anything.
 with install_import_hook("measureflow", "beartype.beartype"):
     from measureflow.prediction import predictive
-    from measureflow.tables import recipe
+    from measureflow.tables import training, trials
 
 _EFFORT = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
-def _with_little_effort(program, **settings):
-    return eqx.filter_jit(program.__wrapped__, compiler_options=_EFFORT, **settings)
+def _with_little_effort(program):
+    return eqx.filter_jit(program.__wrapped__, compiler_options=_EFFORT)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def quickly_compiled():
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_start", "_members", "_log_densities"):
-            patch.setattr(recipe, name, _with_little_effort(getattr(recipe, name)))
-        patch.setattr(recipe, "_advance", _with_little_effort(recipe._advance, donate="all-except-first"))
+        for name in ("_start", "_advance", "_members", "_observe", "_log_densities"):
+            patch.setattr(trials, name, _with_little_effort(getattr(trials, name)))
         for name in ("_compiled_outputs", "_compiled_map"):
             patch.setattr(predictive, name, _with_little_effort(getattr(predictive, name)))
-        yield
+        yield training

@@ -19,7 +19,7 @@ from benchmarks.timing import AbsentError, Contender, Ratio
 from helpers import assert_close
 
 import measureflow as mf
-from measureflow.numerics.interactions import interaction_gradient
+from measureflow.numerics.interactions import EXACT
 
 pytestmark = [pytest.mark.standard_promotion, pytest.mark.slow]
 FOLDER = Path(timing.__file__).parent
@@ -82,7 +82,7 @@ def test_the_bare_draws_have_the_variance_of_the_flow(moved, name):
 
 def test_the_bare_repulsion_is_that_of_the_interactions():
     particles = jax.random.normal(jax.random.key(0), (40, 2))
-    expected = interaction_gradient(mf.SquaredExponential(0.7), particles)
+    expected = EXACT.gradient(mf.SquaredExponential(0.7), particles)
     assert_close(-bare.repulsion(particles, 0.7), expected)
 
 
@@ -160,7 +160,7 @@ def test_memory_is_read_from_the_compiled_program():
 
 def test_the_plain_sum_over_pairs_is_ours():
     particles, kernel = jax.random.normal(jax.random.key(0), (1_234, 2)), mf.SquaredExponential(0.5)
-    ours = jax.jit(lambda kernel, particles: interaction_gradient(kernel, particles))(kernel, particles)
+    ours = jax.jit(lambda kernel, particles: EXACT.gradient(kernel, particles))(kernel, particles)
     # The plain sum subtracts what cancels, and errs by a few hundred units in the last place.
     assert disagreement(jax.jit(pairs.plain_sum)(kernel, particles), ours) < 2e-5
 

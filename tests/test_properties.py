@@ -40,22 +40,18 @@ from strategies import (
 )
 
 import measureflow as mf
-from measureflow import (
-    batches,
-    embeddings,
-    flows,
-    kernels,
-    likelihoods,
-    metrics,
-    predictive,
-    problem,
-    pytrees,
-    regularisers,
-)
+from measureflow.core import pytrees
+from measureflow.flows import wasserstein
+from measureflow.networks import likelihoods
+from measureflow.networks import losses as network_losses
 from measureflow.numerics.interactions import EXACT, AbstractInteractions
+from measureflow.prediction import metrics, predictive
+from measureflow.runs import batches
+from measureflow.spaces import embeddings, kernels
+from measureflow.statement import divergences
 
 with install_import_hook("measureflow", "beartype.beartype"):
-    from measureflow.tables import recipe
+    from measureflow.tables import table as tabular
 
 # float32 rounds to 6e-8. A result is a few dozen operations on numbers of size 10 or less.
 ROUNDING = 2e-5
@@ -519,8 +515,8 @@ def summary(loc, scale, y, q):
         "variance": mixture.variance,
         "parts": mixture.aleatoric_variance + mixture.epistemic_variance,
         "log_prob": mixture.log_prob(y),
-        "quantile": mixture.quantile(q),
-        "cdf at quantile": mixture.cdf(mixture.quantile(q)),
+        "quantile": mixture.icdf(q),
+        "cdf at quantile": mixture.cdf(mixture.icdf(q)),
     }
 
 
@@ -634,8 +630,8 @@ def check_auroc_counts_pairs(inside, outside):
 @drawn(tables=st.tuples(regression_data(4), regression_data(7)))
 def check_padding_leaves_weighted_means(tables):
     """Of tables of different lengths, side by side, (1/n) Σ wy stays; parts of a table share its cases."""
-    made = [recipe.Table.of(*parts) for parts in tables]
-    _, targets, weights = recipe._stacked(made)
+    made = [tabular.Table.of(*parts) for parts in tables]
+    _, targets, weights = tabular.stacked(made)
     for one, its_targets, its_weights in zip(made, targets, weights, strict=True):
         assert_near(np.mean(its_weights * its_targets), np.mean(one.weights * one.targets))
         parts = [one.rows(part) for part in np.array_split(np.arange(len(one.weights)), 2)]
@@ -662,11 +658,7 @@ def rolled(real):
 
 
 def first_particle_twice(real):
-    def wrong(*arguments):
-        rule = real(*arguments)
-        return eqx.tree_at(lambda r: r.weights, rule, rule.weights.at[0].multiply(2))
-
-    return wrong
+    return lambda self: real(self).at[0].multiply(2)
 
 
 def without_last_leaf(real):
@@ -759,13 +751,13 @@ class Mutant(NamedTuple):
 TABLE = {
     check_gradient_is_the_derivative_of_the_value: [
         Mutant("factor 2: interactions count twice", mf.FreeEnergy, "interaction_gradient", times(2)),
-        Mutant("factor ½: KL pulls half", regularisers, "negative_log_density", times(0.5)),
+        Mutant("factor ½: KL pulls half", divergences, "negative_log_density", times(0.5)),
     ],
     check_gradient_follows_its_particles: [
         Mutant("wrong axis: gradients rolled by one", mf.FreeEnergy, "wasserstein_gradient", rolled),
     ],
     check_value_does_not_know_the_order: [
-        Mutant("1/N: the first particle counts twice", problem, "integral", first_particle_twice),
+        Mutant("1/N: the first particle counts twice", mf.Empirical, "masses", first_particle_twice),
     ],
     check_pytree_is_its_ravelled_vector: [
         Mutant("distances without the last leaf", pytrees, "as_matrix", without_last_leaf),
@@ -783,7 +775,7 @@ TABLE = {
         ),
     ],
     check_flow_without_noise_follows_its_particles: [
-        Mutant("a drift that depends on the index", flows, "euler_maruyama", drift_times_index),
+        Mutant("a drift that depends on the index", wasserstein, "euler_maruyama", drift_times_index),
     ],
     check_preconditioner_is_a_step_size: [
         Mutant(
@@ -794,10 +786,10 @@ TABLE = {
         ),
     ],
     check_units_of_the_loss_do_not_matter: [
-        Mutant("τ for √τ in the noise", flows, "euler_maruyama", temperature(jnp.square)),
+        Mutant("τ for √τ in the noise", wasserstein, "euler_maruyama", temperature(jnp.square)),
     ],
     check_noise_is_standard_normal: [
-        Mutant("√2 dropped from the noise", flows, "euler_maruyama", temperature(lambda tau: tau / 2)),
+        Mutant("√2 dropped from the noise", wasserstein, "euler_maruyama", temperature(lambda tau: tau / 2)),
     ],
     check_steps_add: [
         Mutant("resuming forgets the step", mf.WassersteinFlow, "resume", at_step_zero),
@@ -817,7 +809,7 @@ TABLE = {
     check_squared_mmd_is_a_squared_distance: [
         Mutant(
             "sign of the cross term",
-            regularisers,
+            divergences,
             "mean_kernel",
             lambda real: lambda kernel, p, q: real(kernel, p, q) if p is q else -real(kernel, p, q),
         ),
@@ -825,7 +817,7 @@ TABLE = {
     check_kl_of_gaussians_is_its_closed_form: [
         Mutant(
             "sign of the entropy",
-            regularisers,
+            divergences,
             "kl_of_gaussians",
             lambda real: lambda q, p: real(q, p) + 2 * q.log_determinant(),
         ),
@@ -870,7 +862,7 @@ TABLE = {
         ),
     ],
     check_weights_are_repeated_rows: [
-        Mutant("divided by the sum of weights", likelihoods, "_weighted_mean", over_sum_of_weights),
+        Mutant("divided by the sum of weights", network_losses, "weighted_mean", over_sum_of_weights),
         Mutant(
             "weights dropped",
             likelihoods,
@@ -915,7 +907,7 @@ TABLE = {
         ),
     ],
     check_padding_leaves_weighted_means: [
-        Mutant("padding of weight 1", recipe, "_stacked", padded_with_ones),
+        Mutant("padding of weight 1", tabular, "stacked", padded_with_ones),
     ],
 }
 

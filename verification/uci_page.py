@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from measureflow.study.figures import save_figure
-from measureflow.study.uci import (
+from measureflow.study.uci_benchmark import (
     COVERAGE,
     METHODS,
     PROTOTYPE,

@@ -23,7 +23,8 @@ from measureflow.flows.preconditioners import (
 )
 from measureflow.flows.wasserstein import ParticleState, WassersteinFlow
 from measureflow.networks import likelihoods
-from measureflow.networks.likelihoods import AbstractLikelihood, MeanSquaredError, NegativeLogLikelihood
+from measureflow.networks.likelihoods import AbstractLikelihood
+from measureflow.networks.losses import MeanSquaredError, NegativeLogLikelihood
 from measureflow.networks.network import Network
 from measureflow.numerics.interactions import (
     AbstractInteractions,
@@ -48,8 +49,11 @@ from measureflow.runs.solution import (
     Solution,
 )
 from measureflow.runs.solve import solve
-from measureflow.saving.kinds import FileFormatError, load, save
+from measureflow.saving.container import FileFormatError
+from measureflow.saving.documents import load, save
+from measureflow.saving.registry import saved_later
 from measureflow.spaces.embeddings import NoClosedFormError, kernel_mean_embedding
+from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import (
     AbstractKernel,
     AbstractRadialKernel,
@@ -59,14 +63,7 @@ from measureflow.spaces.kernels import (
     Whiten,
     median_heuristic,
 )
-from measureflow.spaces.measures import (
-    AbstractMeasure,
-    Empirical,
-    Flat,
-    FromDistribution,
-    Gaussian,
-    Uniform,
-)
+from measureflow.spaces.measures import AbstractMeasure, Flat, FromDistribution, Gaussian, Uniform
 from measureflow.statement.certificate import Certificate, NotStationaryWarning
 from measureflow.statement.divergences import KL, AbstractRegulariser, SquaredMMD
 from measureflow.statement.free_energy import FreeEnergy
@@ -85,7 +82,9 @@ from measureflow.statement.scores import KernelScore, LogScore, RankedProbabilit
 if TYPE_CHECKING:
     from measureflow.prediction import plots
     from measureflow.study import datasets
-    from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor, cross_validate
+    from measureflow.tables.crossvalidation import cross_validate
+    from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor
+    from measureflow.tables.methods import Candidate, Method
 
 __version__ = "0.1.0"
 
@@ -102,6 +101,7 @@ __all__ = [
     "AbstractRadialKernel",
     "AbstractRegulariser",
     "BirthDeath",
+    "Candidate",
     "Certificate",
     "Checkpoint",
     "DataExhaustedError",
@@ -132,6 +132,7 @@ __all__ = [
     "Matern",
     "MeanFieldGaussian",
     "MeanSquaredError",
+    "Method",
     "Mixture",
     "Moment",
     "NegativeLogLikelihood",
@@ -182,10 +183,13 @@ __all__ = [
 _LATER = {
     "EnsembleClassifier": "measureflow.tables.estimators",
     "EnsembleRegressor": "measureflow.tables.estimators",
-    "cross_validate": "measureflow.tables.estimators",
+    "Candidate": "measureflow.tables.methods",
+    "Method": "measureflow.tables.methods",
+    "cross_validate": "measureflow.tables.crossvalidation",
     "datasets": "measureflow.study.datasets",
     "plots": "measureflow.prediction.plots",
 }
+saved_later("measureflow.tables.estimators", "EnsembleClassifier", "EnsembleRegressor", "Shifted")
 
 
 def __getattr__(name: str) -> Any:

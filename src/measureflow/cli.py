@@ -1,29 +1,48 @@
-"""The command line. The only module that knows typer and rich."""
+"""The command line. The only module that knows typer and rich.
 
+It exits 0 where all went well, 1 where a claim of theory does not hold, and 2 for what the user can mend:
+wrong options, data that are missing or damaged, a folder that cannot be written.
+"""
+
+import contextlib
 import json
 import math
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from measureflow import __version__
+from measureflow.study.datasets import DataError
 from measureflow.study.demo import SETTINGS, Result, run_demo
 from measureflow.study.paper import NAMES, Claim
 from measureflow.study.paper import reproduce as run_reproduction
 from measureflow.study.provenance import provenance
-from measureflow.study.uci import METHODS, SETS, comparison_rows, mean_and_error, run_uci, score_rows
-from measureflow.study.uci import Result as UCIResult
-from measureflow.study.uci import draw as draw_uci
+from measureflow.study.uci_benchmark import (
+    METHODS,
+    SETS,
+    comparison_rows,
+    mean_and_error,
+    run_uci,
+    score_rows,
+)
+from measureflow.study.uci_benchmark import Result as UCIResult
+from measureflow.study.uci_benchmark import draw as draw_uci
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
 # Piped into a file, a table keeps a readable width.
 console = Console(width=None if sys.stdout.isatty() else 140)
+# Narrower than this, claims are shown one below the other.
+_WIDE = 100
+Seed = Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=2**32 - 1)]
 
 
 def _show_version(wanted: bool) -> None:
@@ -44,7 +63,7 @@ def main(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for demo.png and demo.json.")] = Path("measureflow-demo"),
-    seed: Annotated[int, typer.Option(help="Seed of all randomness.")] = 0,
+    seed: Seed = 0,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an earlier demo in that folder.")] = False,
 ) -> None:
     """DE, DLE, DRE, DRLE and FD-GVI on the paper's one-dimensional loss, against their exact targets."""
@@ -56,15 +75,15 @@ def demo(
         raise typer.BadParameter(
             f"{', '.join(existing)} exists; pass --force to overwrite, or another --out.", param_hint="--out"
         )
-    out.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
-    results = list(run_demo(seed, progress=True))
-    seconds = round(time.perf_counter() - began, 1)
-    console.print(_demo_table(results))
-    demo_figure(results, picture)
-    rows = [row._asdict() for result in results for row in result.rows]
-    record = provenance(seed, SETTINGS) | {"seconds": seconds, "rows": rows}
-    _write_json(numbers, record)
+    with _results_in(out):
+        began = time.perf_counter()
+        results = list(run_demo(seed, progress=_has_bars()))
+        seconds = round(time.perf_counter() - began, 1)
+        _print_demo(results)
+        demo_figure(results, picture)
+        rows = [row._asdict() for result in results for row in result.rows]
+        record = provenance(seed, SETTINGS) | {"seconds": seconds, "rows": rows}
+        _write_json(numbers, record)
     console.print(f"Wrote {picture} and {numbers}.")
 
 
@@ -72,63 +91,53 @@ def demo(
 def reproduce(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(NAMES)}; or all (all but uci).")],
     out: Annotated[Path, typer.Option(help="Results go to OUT/NAME/.")] = Path("results"),
-    seed: Annotated[int, typer.Option(help="Seed of all randomness.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller, for a look.")] = False,
+    seed: Seed = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller and quicker version.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")] = False,
 ) -> None:
-    """Redraw the paper's figures and judge its claims; exit 1 if a claim of theory does not hold."""
-    from measureflow.study.figures import save_figure
+    """Redraw the paper's figures and judge its claims.
 
+    Exits 1 if a claim of theory does not hold, and 2 if the options are wrong, data are missing or damaged,
+    or results cannot be written.
+    """
     names = [known for known in NAMES if known != "uci"] if name == "all" else [name]
     if unknown := [wanted for wanted in names if wanted not in NAMES]:
         raise typer.BadParameter(
             f"unknown {unknown[0]!r}; known are {', '.join(NAMES)}, and all.", param_hint="NAME"
         )
-    existing = [str(out / wanted) for wanted in names if (out / wanted).exists()]
-    if existing and not force:
-        raise typer.BadParameter(
-            f"{', '.join(existing)} exists; pass --force to overwrite, or another --out.", param_hint="--out"
-        )
-    broken = 0
-    for wanted in names:
-        began = time.perf_counter()
-        try:
-            result = run_reproduction(wanted, seed, quick=quick, progress=True)
-        except FileNotFoundError as missing:
-            console.print(f"[red]{missing}[/]")
-            raise typer.Exit(2) from None
-        seconds = time.perf_counter() - began
-        folder = out / wanted
-        save_figure(result.draw, result.figure_size, folder)
-        record = provenance(seed, result.settings) | {
-            "name": wanted,
-            "quick": quick,
-            "seconds": round(seconds, 1),
-        }
-        claims = [_recorded(claim, quick) for claim in result.claims]
-        _write_json(folder / "claims.json", claims)
-        _write_json(folder / "provenance.json", record | (result.tables or {}))
-        console.print(
-            _claims_table(
-                f"{wanted} — {NAMES[wanted]} ({seconds:.0f} s{', quick' if quick else ''})", result.claims
-            )
-        )
-        for title, rows in (result.tables or {}).items():
-            console.print(_rows_table(title, rows))
-        console.print(f"Wrote {folder}/figure.png, figure.svg, claims.json and provenance.json.")
-        broken += sum(not claim.holds for claim in result.claims if claim.kind == "theory")
+    _require_new([out / wanted for wanted in names], force)
+    with _results_in(out):
+        broken = sum(_reproduced(wanted, out / wanted, seed, quick) for wanted in names)
     if broken:
         console.print(f"[bold red]{broken} claims of theory do not hold.[/]")
         raise typer.Exit(1)
 
 
+def _reproduced(name: str, folder: Path, seed: int, quick: bool) -> int:
+    """How many claims of theory do not hold; all that was found is shown, and written."""
+    from measureflow.study.figures import save_figure
+
+    began = time.perf_counter()
+    result = run_reproduction(name, seed, quick=quick, progress=_has_bars())
+    seconds = time.perf_counter() - began
+    _print_claims(f"{name} — {NAMES[name]} ({seconds:.0f} s{', quick' if quick else ''})", result.claims)
+    for title, rows in (result.tables or {}).items():
+        _print_rows(title, rows)
+    save_figure(result.draw, result.figure_size, folder)
+    record = provenance(seed, result.settings) | {"name": name, "quick": quick, "seconds": round(seconds, 1)}
+    _write_json(folder / "claims.json", [_recorded(claim, quick) for claim in result.claims])
+    _write_json(folder / "provenance.json", record | (result.tables or {}))
+    console.print(f"Wrote {folder}/figure.png, figure.svg, claims.json and provenance.json.")
+    return sum(not claim.holds for claim in result.claims if claim.kind == "theory")
+
+
 @app.command()
 def uci(
-    sets: Annotated[str, typer.Option(help="Which sets, joined by commas.")] = ",".join(SETS),
-    methods: Annotated[str, typer.Option(help="Which methods, joined by commas.")] = ",".join(METHODS),
-    splits: Annotated[int | None, typer.Option(help="The first so many splits; all by default.")] = None,
+    sets: Annotated[str, typer.Option(help="Which sets, separated by commas.")] = ",".join(SETS),
+    methods: Annotated[str, typer.Option(help="Which methods, separated by commas.")] = ",".join(METHODS),
+    splits: Annotated[int | None, typer.Option(help="How many splits; all by default.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for results.json and the figure.")] = Path("results/uci"),
-    seed: Annotated[int, typer.Option(help="Seed of all randomness.")] = 0,
+    seed: Seed = 0,
     force: Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")] = False,
 ) -> None:
     """Test scores on the canonical splits of the nine UCI sets, next to published ones."""
@@ -140,15 +149,11 @@ def uci(
         raise typer.BadParameter(
             f"splits must be at least 2, for a standard error, got {splits}.", param_hint="--splits"
         )
-    if out.exists() and not force:
-        raise typer.BadParameter(
-            f"{out} exists; pass --force to overwrite, or another --out.", param_hint="--out"
-        )
+    _require_new([out], force)
     record = provenance(seed, {"sets": names, "methods": chosen_methods, "splits": splits})
-    out.mkdir(parents=True, exist_ok=True)
     results: list[UCIResult] = []
-    try:
-        for result in run_uci(names, chosen_methods, splits, seed, progress=True):
+    with _results_in(out):
+        for result in run_uci(names, chosen_methods, splits, seed, progress=_has_bars()):
             results.append(result)
             nll, error = mean_and_error(result.scores["negative_log_likelihood"])
             console.print(
@@ -156,14 +161,52 @@ def uci(
             )
             # After every fit: what was computed is not lost if the next one is interrupted.
             _write_json(out / "results.json", record | {"results": [r._asdict() for r in results]})
-    except FileNotFoundError as missing:
-        console.print(f"[red]{missing}[/]")
-        raise typer.Exit(2) from None
-    console.print(_rows_table("Test scores, mean ± standard error over splits", score_rows(results)))
-    if comparisons := comparison_rows(results):
-        console.print(_rows_table("NLL, paired by split: mean difference ± standard error", comparisons))
-    save_figure(lambda figure: draw_uci(figure, results), (10.0, 9.0), out)
+        _print_rows("Test scores, mean ± standard error over splits", score_rows(results))
+        if comparisons := comparison_rows(results):
+            _print_rows("NLL, paired by split: mean difference ± standard error", comparisons)
+        save_figure(lambda figure: draw_uci(figure, results), (10.0, 9.0), out)
     console.print(f"Wrote {out}/results.json, figure.png and figure.svg.")
+
+
+def _has_bars() -> bool:
+    """Progress bars are for terminals: in a file, each of their thousand states would be a line."""
+    return sys.stderr.isatty()
+
+
+def _require_new(folders: Sequence[Path], force: bool) -> None:
+    """None of the folders has anything in it, unless it may be overwritten."""
+    existing = [str(folder) for folder in folders if folder.is_dir() and any(folder.iterdir())]
+    if existing and not force:
+        raise typer.BadParameter(
+            f"{', '.join(existing)} exists; pass --force to overwrite, or another --out.", param_hint="--out"
+        )
+
+
+@contextlib.contextmanager
+def _results_in(out: Path) -> Iterator[None]:
+    """Work whose results go to `out`: it must be possible to write there before anything is computed, and no
+    folder that was made for it stays behind empty."""
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise typer.BadParameter(
+            f"nothing can be written to {out} ({error}); pass another --out.", param_hint="--out"
+        ) from None
+    try:
+        yield
+    except (DataError, FileNotFoundError) as missing:
+        console.print(f"[red]{escape(str(missing))}[/]")
+        raise typer.Exit(2) from None
+    except OSError as error:
+        console.print(f"[red]{escape(f'The results could not be written to {out}: {error}')}[/]")
+        raise typer.Exit(2) from None
+    finally:
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def _chosen(option: str, text: str, known: Sequence[str]) -> list[str]:
@@ -173,23 +216,25 @@ def _chosen(option: str, text: str, known: Sequence[str]) -> list[str]:
     return names
 
 
-def _demo_table(results: list[Result]) -> Table:
-    table = Table(
-        title=f"{SETTINGS['particles']} particles on ℓ(θ) = 3⁄2(θ⁴/4 + θ³/3 − θ²) − 3⁄8, P = Q₀ = N(0, 1)"
+def _print_demo(results: list[Result]) -> None:
+    title = f"{SETTINGS['particles']} particles on ℓ(θ) = 3⁄2(θ⁴/4 + θ³/3 − θ²) − 3⁄8, P = Q₀ = N(0, 1)"
+    _print_rows(
+        title,
+        [
+            {
+                "method": row.method,
+                "L(Q)": f"{row.value:.3f}",
+                "target": row.target,
+                "W₁ to it": f"{row.distance:.3f}",
+                "W₁ of as many draws": f"{row.chance:.3f}",
+                "mass θ < 0": f"{row.left:.3f}",
+                "exact": f"{row.left_exact:.3f}",
+            }
+            for result in results
+            for row in result.rows
+        ],
+        left=("method", "target"),
     )
-    for heading in ("method", "L(Q)", "target", "W₁ to it", "W₁ of as many draws", "mass θ < 0", "exact"):
-        table.add_column(heading, justify="left" if heading in ("method", "target") else "right")
-    for row in (row for result in results for row in result.rows):
-        table.add_row(
-            row.method,
-            f"{row.value:.3f}",
-            row.target,
-            f"{row.distance:.3f}",
-            f"{row.chance:.3f}",
-            f"{row.left:.3f}",
-            f"{row.left_exact:.3f}",
-        )
-    return table
 
 
 def _recorded(claim: Claim, quick: bool) -> dict[str, Any]:
@@ -197,29 +242,57 @@ def _recorded(claim: Claim, quick: bool) -> dict[str, Any]:
     return claim._asdict() | {"note": note}
 
 
-def _claims_table(title: str, claims: list[Claim]) -> Table:
-    table = Table(title=title)
-    for heading, ratio in (
-        ("claim", 4),
-        ("kind", 1),
-        ("expected", 2),
-        ("measured", 2),
-        ("holds", 1),
-        ("note", 4),
-    ):
-        table.add_column(heading, overflow="fold", ratio=ratio)
+def _print_claims(title: str, claims: list[Claim]) -> None:
+    ratios = {"claim": 4, "kind": 1, "expected": 2, "measured": 2, "holds": 1, "note": 4}
+    rows = []
     for claim in claims:
         expected = _shown(claim.expected) + (f" {claim.tolerance}" if claim.tolerance else "")
         verdict = "[green]yes[/]" if claim.holds else "[red]no[/]"
-        table.add_row(claim.claim, claim.kind, expected, _shown(claim.measured), verdict, claim.note)
-    return table
-
-
-def _rows_table(title: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(*rows[0], title=title)
+        texts = (claim.claim, claim.kind, expected, _shown(claim.measured))
+        rows.append(dict(zip(ratios, (*map(escape, texts), verdict, escape(claim.note)), strict=True)))
+    if console.width < _WIDE:
+        _print_records(title, rows)
+        return
+    table = Table(title=title)
+    for heading, ratio in ratios.items():
+        table.add_column(heading, overflow="fold", ratio=ratio)
     for row in rows:
-        table.add_row(*[_shown(value) for value in row.values()])
-    return table
+        table.add_row(*row.values())
+    console.print(table)
+
+
+def _print_rows(title: str, rows: list[dict[str, Any]], left: Sequence[str] | None = None) -> None:
+    """A table, if every number in it has room; else its rows, one below the other. Columns are aligned right,
+    but for those of `left`; with None, all are aligned left."""
+    headings = list(dict.fromkeys(heading for row in rows for heading in row))
+    cells = [{heading: escape(_shown(row.get(heading))) for heading in headings} for row in rows]
+    columns = {heading: [cell[heading] for cell in cells] for heading in headings}
+    whole = [max(map(cell_len, (heading, *column))) for heading, column in columns.items()]
+    # Headings may be broken, but only between words.
+    broken = [max(map(cell_len, (*heading.split(), *column))) for heading, column in columns.items()]
+    # A cell has a border, and a blank on either side.
+    room = console.width - 3 * len(headings) - 1
+    if sum(broken) > room:
+        _print_records(title, cells)
+        return
+    table = Table(title=title)
+    for heading, width in zip(headings, whole if sum(whole) <= room else broken, strict=True):
+        side = "left" if left is None or heading in left else "right"
+        table.add_column(heading, justify=side, width=width)
+    for cell in cells:
+        table.add_row(*cell.values())
+    console.print(table)
+
+
+def _print_records(title: str, rows: list[dict[str, str]]) -> None:
+    console.print(f"[italic]{escape(title)}[/]")
+    for row in rows:
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column()
+        grid.add_column(overflow="fold")
+        for heading, cell in row.items():
+            grid.add_row(f"[bold]{escape(heading)}[/]", cell)
+        console.print(grid, "")
 
 
 def _shown(value: Any) -> str:
@@ -230,7 +303,10 @@ def _shown(value: Any) -> str:
 
 def _write_json(path: Path, content: Any) -> None:
     text = json.dumps(_valid(content), indent=2, ensure_ascii=False, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    # Whole, or not at all: what was written before an interruption is kept.
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_text(text + "\n", encoding="utf-8")
+    temporary.replace(path)
 
 
 def _valid(value: Any) -> Any:

@@ -63,7 +63,7 @@ STATEMENTS = {
         ["KL + MMD² weight", "-2.0", "drop the term"],
     ),
     "kernel weight": (lambda: -1.0 * SE, ValueError, ["kernel weight", "-1.0", "drop the term"]),
-    "sum with a number": (lambda: mf.KL(PRIOR) + 3, TypeError, ["regulariser", "3", "KL and SquaredMMD"]),
+    "sum with a number": (lambda: mf.KL(PRIOR) + 3, TypeError, ["functionals", "3", "mf.KL(prior)"]),
     "kernel plus a number": (lambda: SE + 3, TypeError, ["kernel", "3", "w * kernel"]),
     "lengthscale 0": (
         lambda: mf.SquaredExponential(0.0),
@@ -257,6 +257,62 @@ RUNS = {
         ["step_size", "-1.0", "step 1"],
     ),
     "preconditioner -1": (lambda: mf.FixedPreconditioner(-1.0), ValueError, ["scale", "-1.0", "step size"]),
+    "preconditioner matrix": (
+        lambda: mf.FixedPreconditioner(jnp.eye(2)),
+        ValueError,
+        ["FixedPreconditioner scale", "matrix of shape (2, 2)", "one number per coordinate", "diagonal("],
+    ),
+    "preconditioner covariance": (
+        lambda: mf.RMSPreconditioner(10, scale=jnp.array([[1.0, -0.5], [-0.5, 1.0]])),
+        ValueError,
+        ["RMSPreconditioner scale", "matrix", "diagonal("],
+    ),
+    "preconditioner positive matrix": (
+        lambda: solve(flow=mf.WassersteinFlow(0.1, mf.FixedPreconditioner(jnp.ones((2, 2))))),
+        ValueError,
+        ["FixedPreconditioner scale", "(2, 2)", "(2,)", "one number per coordinate"],
+    ),
+    "step size too small": (
+        lambda: mf.WassersteinFlow(1e-60),
+        ValueError,
+        ["step_size", "1e-60", "float32", "rounds to 0"],
+    ),
+    "step size too large": (
+        lambda: mf.WassersteinFlow(np.float64(1e60)),
+        ValueError,
+        ["step_size", "1e+60", "float32", "infinity"],
+    ),
+    "complex particles": (
+        lambda: solve(initial=PARTICLES + 1j),
+        TypeError,
+        ["initial|particles", "real", "complex64", "z.imag"],
+    ),
+    "complex particles of NumPy, somewhere": (
+        lambda: mf.Empirical({"w": np.ones(3), "b": np.ones(3, complex)}),
+        TypeError,
+        ["particles['b']", "real", "complex", "z.imag"],
+    ),
+    "complex mean": (
+        lambda: mf.Gaussian(jnp.array([1j, 0.0]), 1.0),
+        TypeError,
+        ["mean", "real", "complex64"],
+    ),
+    "complex scale": (
+        lambda: mf.Gaussian(jnp.zeros(2), jnp.array([1.0 + 1j, 1.0])),
+        TypeError,
+        ["real", "complex64"],
+    ),
+    "complex matrix": (
+        lambda: mf.Gaussian(jnp.zeros(2), jnp.eye(2) * (1 + 1j)),
+        TypeError,
+        ["real", "complex64"],
+    ),
+    "complex bounds": (lambda: mf.Uniform(jnp.array(-1j), 1.0), TypeError, ["real", "complex64"]),
+    "complex preconditioner": (
+        lambda: mf.FixedPreconditioner(jnp.array([1.0, 1j])),
+        TypeError,
+        ["real", "complex64"],
+    ),
     "preconditioner 3": (lambda: mf.WassersteinFlow(0.1, 3.0), TypeError, ["preconditioner", "3.0"]),
     "adapt_steps": (lambda: mf.RMSPreconditioner(0), ValueError, ["adapt_steps", "got 0"]),
     "decay": (lambda: mf.RMSPreconditioner(10, decay=1.0), ValueError, ["decay", "0.99"]),
@@ -390,6 +446,26 @@ RUNS = {
         lambda: solve(mf.Problem(batch_loss), data=(jnp.ones((3, 1)), jnp.ones(4))),
         ValueError,
         ["data", "disagree", "(3, 1)", "(4,)"],
+    ),
+    "data beyond 32 bits": (
+        lambda: solve(mf.Problem(batch_loss), data=(np.array([1, 2**40 + 7]),)),
+        ValueError,
+        ["data[0]", "1099511627783", "int32", "wrap around", "jax_enable_x64"],
+    ),
+    "batch beyond 32 bits": (
+        lambda: mf.Problem(batch_loss).value(mf.Empirical(PARTICLES), np.array([1, 2**40 + 7])),
+        ValueError,
+        ["batch", "1099511627783", "int32"],
+    ),
+    "batch of a gradient beyond 32 bits": (
+        lambda: mf.Problem(batch_loss).wasserstein_gradient(PARTICLES, {"x": np.array([1e300])}),
+        ValueError,
+        ["batch['x']", "1e+300", "float32", "infinite"],
+    ),
+    "batch of a discrepancy beyond 32 bits": (
+        lambda: mf.Problem(batch_loss).stationarity(PARTICLES, np.array([2**32], np.uint64)),
+        ValueError,
+        ["batch", "4294967296", "uint32"],
     ),
     "data empty": (lambda: solve(mf.Problem(batch_loss), data=()), ValueError, ["data", "no arrays"]),
 }

@@ -5,6 +5,7 @@ import pickle
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import numpyro.distributions as dist
 import optax
@@ -18,13 +19,12 @@ from measureflow.networks.likelihoods import (
     Categorical,
     Heteroscedastic,
     Homoscedastic,
-    MeanSquaredError,
     NegativeBinomial,
-    NegativeLogLikelihood,
     Poisson,
     StudentT,
     rescaled,
 )
+from measureflow.networks.losses import MeanSquaredError, NegativeLogLikelihood
 from measureflow.networks.network import Network
 
 # NumPyro's code promotes integers and ranks.
@@ -358,6 +358,11 @@ WRONG = {
         ValueError,
         ["targets", "(3, 1)", "(6, 1)"],
     ),
+    "complex targets": (
+        lambda: nll()(THETA, (X, Y[:, 0] + 1j)),
+        TypeError,
+        ["targets", "real", "complex", "z.imag"],
+    ),
     "targets 0": (lambda: Bernoulli(targets=0), ValueError, ["targets", "at least 1", "got 0"]),
     "targets 1.5": (lambda: Bernoulli(targets=1.5), TypeError, ["targets", "1.5"]),
     "classes 1": (lambda: Categorical(1), ValueError, ["classes", "at least 2", "got 1"]),
@@ -403,6 +408,67 @@ def test_message(name):
     for piece in pieces:
         assert piece in message, f"{piece!r} not in: {message}"
     assert "; " in message, f"no remedy in: {message}"
+
+
+LIBRARIES = {
+    "torch.nn.modules.module": "PyTorch.*Network.mlp",
+    "flax.linen.module": r"Network\.linen\(module, inputs\)",
+    "flax.nnx.module": r"Network\.nnx\(make\)",
+    "equinox._module": r"Network\.equinox\(make\)",
+    "keras.src.layers.layer": "Keras.*Network.mlp",
+    "somewhere.else": r"pass Network\(init, apply\)",
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("use", [nll, MeanSquaredError, lambda n: mf.Predictive(n, Bernoulli(), THETA)])
+def test_modules_of_other_libraries_are_no_networks(library, use):
+    """PyTorch's modules have a method `apply`, too, which applies a function to each of them."""
+    base = type("Module", (), {"__module__": library, "apply": lambda self, function: self})
+    module = type("Mine", (base,), {"__module__": "__main__"})()
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        with pytest.raises(
+            TypeError, match=f"network must be a Network, got __main__.Mine; .*{LIBRARIES[library]}"
+        ):
+            use(module)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.parametrize("mean", [0.3, 9.0, 11.0, 1e3, 1e5, 1e6, 1e8])
+def test_densities_of_large_counts_keep_their_digits(mean):
+    """Of 10⁸, NumPyro's log p is off by more than 200; and gradients are those of y log λ − λ."""
+    law = Poisson()(jnp.log(jnp.full((9, 1), mean)))
+    rate = np.asarray(law.rate, np.float64)
+    y = np.maximum(np.round(mean + np.sqrt(mean) * np.array([-40, -5, -2, -0.5, 0, 0.5, 2, 5, 40])), 0)
+    y = y.astype(np.float32)
+    truth = st.poisson(rate).logpmf(y.astype(np.float64))
+    np.testing.assert_allclose(law.log_prob(jnp.asarray(y)), truth, rtol=2e-6, atol=1e-5)
+    slope = jit(jax.grad(lambda rate: jnp.sum(type(law)(rate).log_prob(jnp.asarray(y)))))(law.rate)
+    np.testing.assert_allclose(slope, y / rate - 1, rtol=1e-5, atol=1e-6)
+    if mean >= 1e6:
+        assert np.max(np.abs(np.asarray(dist.Poisson(law.rate).log_prob(y), np.float64) - truth)) > 0.5
+
+
+IMPOSSIBLE = [
+    (Categorical(3), [0, 1, 2], [0, 3, 1]),
+    (Categorical(3), [0, 1, 2], [0, -1, 1]),
+    (Bernoulli(), [0, 1, 1], [0, 1, 2]),
+    (Bernoulli(), [0.0, 1.0, 1.0], [0.0, -1.0, 1.0]),
+    (Poisson(), [0, 5, 1], [0, -1, 1]),
+    (NegativeBinomial(), [0.0, 5.0, 1.0], [0.0, 0.5, 1.0]),
+]
+
+
+@pytest.mark.parametrize(("likelihood", "fine", "wrong"), IMPOSSIBLE)
+def test_targets_that_cannot_be_are_not_taken_for_others(likelihood, fine, wrong):
+    """JAX would take the last class for one beyond it, and the loss would be a number."""
+    network = Network.mlp(2, (), likelihood.width)
+    loss = jit(NegativeLogLikelihood(network, likelihood))
+    theta = network.init(key())
+    assert np.isfinite(loss(theta, (X[:3], np.array(fine))))
+    assert np.isnan(loss(theta, (X[:3], np.array(wrong))))
 
 
 @pytest.mark.parametrize("likelihood", [Heteroscedastic, dist.Normal(0.0, 1.0), None])

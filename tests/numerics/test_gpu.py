@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 import measureflow as mf
 from measureflow.core import platforms, products
 from measureflow.numerics import pair_sums
-from measureflow.numerics.gpu import few_dimensions, few_particles, lanes
+from measureflow.numerics.gpu import few_dimensions, lanes, many_dimensions
 from measureflow.numerics.interactions import EXACT
 
 ON_GPU = platforms.compute_capability() >= platforms.HOPPER
@@ -61,8 +61,8 @@ def test_what_fits():
 
     few, many, kernel = jnp.zeros((4, 2)), jnp.zeros((4, 2**16)), mf.SquaredExponential(1.0)
     assert few_dimensions.fits(kernel, few)
-    assert few_particles.fits(kernel, many)
-    assert few_particles.fits(MyKernel(1.0), many)
+    assert many_dimensions.fits(kernel, many)
+    assert many_dimensions.fits(MyKernel(1.0), many)
     for other, particles in [
         (kernel, draw(LARGE, 4)),
         (kernel, few.astype(jnp.float16)),
@@ -79,7 +79,7 @@ def test_what_fits():
         (MyOtherKernel(1.0), many),
         (kernel, jnp.zeros((21, 2**16))),
     ]:
-        assert not few_particles.fits(other, particles)
+        assert not many_dimensions.fits(other, particles)
 
 
 KERNEL = mf.SquaredExponential(1.0)
@@ -217,10 +217,10 @@ def test_on_a_gpu_products_are_as_precise_as_on_a_cpu():
 def test_few_particles_far_away_and_close_together(n, stages, most, gpu_or_interpreter, monkeypatch):
     """Some leaves are whole chunks, others are not; nothing is cut into what fits evenly."""
     for name, value in {"_PROGRAMS": 3, "_STAGES": stages, "_LARGE": 512, "_MOST_MATRICES": most}.items():
-        monkeypatch.setattr(few_particles, name, value)
+        monkeypatch.setattr(many_dimensions, name, value)
     shapes = {"long": (3, 512), "odd": (7, 70), "scalar": (), "short": (256,), "wide": (512,)}
     x = jax.tree.map(lambda leaf: 1 + leaf, draw(shapes, n))
-    found = jax.jit(few_particles.gradient_sum)(KERNEL, x)
+    found = jax.jit(many_dimensions.gradient_sum)(KERNEL, x)
     assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, x)
     # Differences are exact, and sums of a thousand terms err by some ten units in the last place.
     assert_close(rows(found), exactly(rows(x)), relative=2e-6)
@@ -238,12 +238,12 @@ def test_blocks_of_pairs_with_a_larger_pool():
 
 
 def test_leaves_in_chunks_and_out_of_them(monkeypatch):
-    monkeypatch.setattr(few_particles, "_LARGE", 512)
+    monkeypatch.setattr(many_dimensions, "_LARGE", 512)
     for shapes in ({"a": (512,), "empty": (0,)}, {"a": (3,), "b": (2, 512), "c": (5,)}, {"a": (700,)}):
         x = draw(shapes, 3)
-        matrices = few_particles._in_chunks(x)
+        matrices = many_dimensions._in_chunks(x)
         assert all(matrix.shape[1] and matrix.shape[1] % 256 == 0 for matrix in matrices)
-        found = few_particles._out_of_chunks(matrices, x)
+        found = many_dimensions._out_of_chunks(matrices, x)
         assert all(np.array_equal(found[name], x[name]) for name in shapes)
 
 
@@ -255,8 +255,8 @@ def test_few_particles_are_known_to_mosaic(n, double):
         x = {
             name: jnp.zeros((n, *shape), jnp.float32) for name, shape in {"a": (300, 256), "b": (9,)}.items()
         }
-        assert few_particles.fits(KERNEL, x)
-        assert "mosaic" in lowered_for_cuda(few_particles.gradient_sum, KERNEL, x)
+        assert many_dimensions.fits(KERNEL, x)
+        assert "mosaic" in lowered_for_cuda(many_dimensions.gradient_sum, KERNEL, x)
 
 
 @needs_gpu

@@ -136,7 +136,7 @@ def test_each_step_has_fresh_batches_and_features():
 
 def test_bad_input():
     particles = draw(SMALL, N)
-    with pytest.raises(ValueError, match=r"size=5\) deals 12 particles .* divides 12"):
+    with pytest.raises(ValueError, match=r"must divide .* size=5 for 12 particles; .* divides 12"):
         mf.RandomBatches(5).gradient(RADIAL["SE"][0], particles, key(0))
     with pytest.raises(ValueError, match="RandomBatches size must be at least 2, got 1"):
         mf.RandomBatches(1)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 import scipy.stats
 import scoringrules
@@ -366,6 +367,43 @@ def test_scores_of_classes_against_scikit_learn():
     assert metrics.brier_score(PROBABILITIES, LABELS) == pytest.approx(expected, rel=1e-6)
 
 
+CLASS_METRICS = [
+    metrics.accuracy,
+    metrics.log_loss,
+    metrics.brier_score,
+    metrics.expected_calibration_error,
+]
+
+
+@pytest.mark.parametrize("metric", CLASS_METRICS)
+def test_labels_may_be_names(metric):
+    """In the order of `classes_`, which is sorted; or in another, that `classes` says."""
+    rng = np.random.default_rng(0)
+    probabilities, numbers = rng.dirichlet(np.ones(3), 40), np.arange(40) % 3
+    expected, names = metric(probabilities, numbers), np.array(["ant", "bee", "cat"])
+    words = names[numbers]
+    for labels in (words, words.tolist(), words.astype(object), pd.Series(words), pd.Categorical(words)):
+        assert metric(probabilities, labels) == expected
+        assert metric(probabilities, labels, classes=names) == expected
+    mixed = metric(probabilities[:, ::-1], words, classes=names[::-1])
+    assert mixed == pytest.approx(expected)
+    # Some rows do not show every class.
+    some = words != "bee"
+    found = metric(probabilities[some], words[some], classes=names)
+    assert found == metric(probabilities[some], numbers[some])
+    # Numbers are names, too, if `classes` says so.
+    assert metric(probabilities, numbers + 7, classes=[7, 8, 9]) == expected
+    assert metric(probabilities, (numbers + 7).astype(float), classes=np.array([7, 8, 9])) == expected
+    assert metric(probabilities, pd.Series(numbers, dtype="Int64")) == expected
+
+
+def test_scores_of_names_are_those_of_scikit_learn():
+    rng = np.random.default_rng(1)
+    probabilities, words = rng.dirichlet(np.ones(3), 30), np.array(["z", "a", "m"])[np.arange(30) % 3]
+    expected = sklearn.metrics.log_loss(words, probabilities, labels=["a", "m", "z"])
+    assert metrics.log_loss(probabilities, words) == pytest.approx(expected)
+
+
 def test_binary_brier_score_is_twice_that_of_one_class():
     labels = LABELS % 2
     value = metrics.brier_score(BINARY, labels)
@@ -594,6 +632,41 @@ MISTAKES = {
         lambda: metrics.expected_calibration_error(ROW, [2]),
         ValueError,
         ["labels", "got 2", "row 0", "0 to 1"],
+    ),
+    "names of some classes": (
+        lambda: metrics.accuracy(np.full((2, 3), 1 / 3), ["a", "b"]),
+        ValueError,
+        ["labels name 2 classes", "'a' 'b'", "3 columns", "classes=model.classes_"],
+    ),
+    "a name that there is not": (
+        lambda: metrics.log_loss(ROW, ["c"], classes=["a", "b"]),
+        ValueError,
+        ["labels", "['a', 'b']", "'c' in row 0"],
+    ),
+    "too many names": (
+        lambda: metrics.brier_score(ROW, ["a"], classes=["a", "b", "c"]),
+        ValueError,
+        ["classes", "2 columns", "['a', 'b', 'c']"],
+    ),
+    "a name twice": (
+        lambda: metrics.brier_score(ROW, ["a"], classes=["a", "a"]),
+        ValueError,
+        ["classes", "once", "['a', 'a']"],
+    ),
+    "text and numbers": (
+        lambda: metrics.accuracy(np.full((2, 2), 0.5), np.array(["a", 1], object)),
+        TypeError,
+        ["labels", "object"],
+    ),
+    "likelihood of names": (
+        lambda: metrics.negative_log_likelihood(dist.Categorical(probs=jnp.ones((2, 2)) / 2), ["a", "b"]),
+        TypeError,
+        ["targets", "<U1", "searchsorted", "log_loss"],
+    ),
+    "targets beyond 32 bits": (
+        lambda: metrics.negative_log_likelihood(dist.Poisson(jnp.ones(2)), np.array([1, 2**33])),
+        ValueError,
+        ["targets", "8589934592", "int32"],
     ),
     "label -1": (lambda: metrics.brier_score(ROW, [-1]), ValueError, ["labels", "got -1", "0 to 1"]),
     "float labels": (lambda: metrics.accuracy(ROW, [1.0]), TypeError, ["labels", "integers", "float64"]),

@@ -215,10 +215,10 @@ def test_ends_and_shapes_of_quantiles():
     # F(0) is ½: the smallest y that reaches it is 0.
     assert float(quantile(dist.Bernoulli(logits=jnp.zeros(2)), 0.5)) == 0
     assert float(quantile(dist.Poisson(jnp.array([1e-9])), 0.5)) == 0
-    # One level for all rows, one for each, or several.
+    # One level for all rows, or several; by NumPyro's name, one for each, too.
     levels = np.linspace(0.1, 0.9, ROWS, dtype=np.float32)
     one, each, every = jit(
-        lambda mixture: (mixture.quantile(0.1), mixture.quantile(levels), mixture.icdf(levels[:, None]))
+        lambda mixture: (mixture.quantile(0.1), mixture.icdf(levels), mixture.quantile(levels))
     )(Mixture(dist.Normal(LOC, SCALE)))
     assert every.shape == (ROWS, ROWS)
     np.testing.assert_allclose(each, np.diag(every), rtol=1e-6)

@@ -20,10 +20,9 @@ from scipy import stats
 
 import measureflow as mf
 from measureflow.core.permutations import permuted
-from measureflow.runs import sources
+from measureflow.runs import data as data_room
+from measureflow.runs import driver, program, sources
 from measureflow.runs.batches import STREAMED, Shuffled
-
-solving = sys.modules["measureflow.runs.solve"]
 
 KEYS = jax.random.split(jax.random.key(0), 6_000)
 
@@ -92,11 +91,11 @@ def quickly_compiled():
     """These programs are small and run briefly: most of their time would be the compiler's."""
     effort = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_chunk", "_finite", "_losses"):
-            program = eqx.filter_jit(getattr(solving, name).__wrapped__, compiler_options=effort)
-            patch.setattr(solving, name, program)
-        rows = jax.jit(sources._rows.__wrapped__, static_argnums=(2, 3, 4), compiler_options=effort)
-        patch.setattr(sources, "_rows", rows)
+        for name in ("_call", "_finite", "_losses"):
+            compiled = eqx.filter_jit(getattr(program, name).__wrapped__, compiler_options=effort)
+            patch.setattr(program, name, compiled)
+        rows = jax.jit(data_room._rows.__wrapped__, static_argnums=(2, 3, 4), compiler_options=effort)
+        patch.setattr(data_room, "_rows", rows)
         yield
 
 
@@ -135,8 +134,8 @@ def assert_used(solution, weights=WEIGHTS, steps=150):
 
 
 def counting(calls):
-    """`_chunk`, that adds the steps of each call to `calls`."""
-    chunk = solving._chunk
+    """`_call`, that adds the steps of each call to `calls`."""
+    chunk = program._call
 
     def counted(*arguments):
         calls.append(int(arguments[5]) * int(arguments[6]))
@@ -148,7 +147,7 @@ def counting(calls):
 @pytest.mark.parametrize("stack_bytes", [12, 2**28])
 @pytest.mark.parametrize(("seconds", "record_every"), [(0.0, 1), (0.003, 7), (100.0, 7), (100.0, 70)])
 def test_a_run_uses_one_batch_a_step_and_asks_for_no_more(seconds, record_every, stack_bytes, monkeypatch):
-    monkeypatch.setattr(solving, "_SECONDS", seconds)
+    monkeypatch.setattr(driver, "_SECONDS", seconds)
     monkeypatch.setattr(sources, "_STACK_BYTES", stack_bytes)
     assert sources.Stream(batches()).most == min(STREAMED, stack_bytes // 4)
     data = batches()
@@ -157,7 +156,7 @@ def test_a_run_uses_one_batch_a_step_and_asks_for_no_more(seconds, record_every,
 
 
 def test_the_next_batches_are_asked_for_during_a_call(monkeypatch):
-    asked, chunk, seen = threading.Condition(), solving._chunk, []
+    asked, chunk, seen = threading.Condition(), program._call, []
     count = 0
 
     def watched():
@@ -175,7 +174,7 @@ def test_the_next_batches_are_asked_for_during_a_call(monkeypatch):
                 seen.append(asked.wait_for(lambda: count > end, timeout=20))
         return chunk(problem, flow, state, stacked, key, records, steps, *more)
 
-    monkeypatch.setattr(solving, "_chunk", slow)
+    monkeypatch.setattr(program, "_call", slow)
     assert_used(solve(watched()))
     assert len(seen) >= 2
     assert all(seen)
@@ -186,7 +185,7 @@ def test_what_an_iterator_raises_is_raised_by_the_run(monkeypatch):
         yield from batches(WEIGHTS[:70])
         raise LookupError("no such file")
 
-    monkeypatch.setattr(solving, "_chunk", counting(calls := []))
+    monkeypatch.setattr(program, "_call", counting(calls := []))
     with pytest.raises(LookupError, match="no such file") as caught:
         solve(unlucky())
     assert "unlucky" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
@@ -350,7 +349,7 @@ def test_tensors_may_be_the_data():
 
 
 def batch_of(data, batch_size):
-    source = sources.batch_source(data, batch_size, KEYS[0])
+    source = data_room.batch_source(data, batch_size, KEYS[0])
     return np.asarray(source.take(0, 0).at(jnp.asarray(0), KEYS[0]))
 
 
@@ -369,7 +368,7 @@ BAD = {
 @pytest.mark.parametrize("place", [1, 30])
 def test_a_batch_unlike_the_others_is_refused_when_it_is_due(name, place, monkeypatch):
     bad, message = BAD[name]
-    monkeypatch.setattr(solving, "_chunk", counting(calls := []))
+    monkeypatch.setattr(program, "_call", counting(calls := []))
     with pytest.raises(TypeError if name == "words" else ValueError, match=message):
         solve(iter([*batches(WEIGHTS[:place]), bad, *batches()]))
     assert sum(calls) == place
@@ -463,11 +462,11 @@ def test_all_rows_are_loaded_if_all_are_used(mapped):
 
 
 def test_what_a_checkpoint_compares_of_a_disk_is_bounded(monkeypatch):
-    monkeypatch.setattr(sources, "_HASHED_BYTES", 50 * 3 * 8)
-    monkeypatch.setattr(sources, "_HASHED_ROWS", 60)
+    monkeypatch.setattr(data_room, "_HASHED_BYTES", 50 * 3 * 8)
+    monkeypatch.setattr(data_room, "_HASHED_ROWS", 60)
 
     def compared(values):
-        return sources.OnDisk(values, 20, KEYS[0]).made_of()["rows"]
+        return data_room.OnDisk(values, 20, KEYS[0]).made_of()["rows"]
 
     disk = Disk(INPUTS)
     found = compared(disk)
@@ -476,9 +475,9 @@ def test_what_a_checkpoint_compares_of_a_disk_is_bounded(monkeypatch):
     other = INPUTS.copy()
     other[-1] += 1
     assert compared(Disk(other)) != found
-    monkeypatch.setattr(sources, "_HASHED_ROWS", 40)
+    monkeypatch.setattr(data_room, "_HASHED_ROWS", 40)
     assert " 40 rows " in compared(disk)
-    monkeypatch.setattr(sources, "_HASHED_BYTES", INPUTS.nbytes)
+    monkeypatch.setattr(data_room, "_HASHED_BYTES", INPUTS.nbytes)
     assert " 230 rows " in compared(disk)
 
 
@@ -489,8 +488,85 @@ def test_bad_arrays_on_a_disk_are_refused(mapped):
         fit((mapped[0], TARGETS[:-1]))
     with pytest.raises(ValueError, match=r"data has 2147483648 cases.*pass an iterator"):
         fit((Disk(INPUTS, shape=(2**31, 3)), Disk(TARGETS, shape=(2**31,))))
-    with pytest.raises(TypeError, match="data must hold numbers"):
+    with pytest.raises(TypeError, match=r"data\[1\] must hold numbers"):
         fit((mapped[0], Disk(np.array(["a"] * CASES))))
+
+
+# --- numbers that 32 bits cannot hold
+
+WIDE = {
+    "int64": (np.array([1, 2**40 + 7]), r"1099511627783 in int64.* int32, in which it would wrap around"),
+    "negative": (np.array([1, -(2**31) - 1]), "-2147483649 in int64"),
+    "uint64": (np.array([1, 2**32], np.uint64), "4294967296 in uint64.* uint32"),
+    "float64": (np.array([1.0, -1e39]), r"-1e\+39 in float64.* float32, in which it would be infinite"),
+    "big-endian": (np.array([1, 2**40], ">i8"), "1099511627776 in >i8"),
+}
+
+
+def steps_on(data, batch_size=None):
+    def loss(theta, batch):
+        return jnp.sum(theta) * jnp.sum(batch["x"][0].astype(jnp.float32))
+
+    flow = mf.WassersteinFlow(1e-3)
+    mf.solve(mf.deep_ensemble(loss), flow, jnp.ones((2, 1)), 4, KEYS[0], data=data, batch_size=batch_size)
+
+
+@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("way", ["whole", "batches", "iterator", "late", "disk"])
+def test_numbers_that_do_not_fit_are_refused(name, way):
+    """Before, 2⁴⁰ + 7 was 7."""
+    wide, message = WIDE[name]
+    fine = np.ones_like(wide)
+    data, batch_size = {
+        "whole": ({"x": [wide]}, None),
+        "batches": ({"x": [wide]}, 1),
+        "iterator": (iter([{"x": [wide]}]), None),
+        "late": (iter([{"x": [fine]}, {"x": [fine]}, {"x": [wide]}]), None),
+        "disk": ({"x": [Disk(wide)]}, 2),
+    }[way]
+    with pytest.raises(ValueError, match=rf"data\['x'\]\[0\] holds .*{message}.*jax_enable_x64"):
+        steps_on(data, batch_size)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+def test_data_that_would_all_be_0_are_refused(batch_size):
+    with pytest.raises(
+        ValueError, match=r"data\['x'\]\[0\] holds numbers up to 1e-60, all of .* to 0; scale"
+    ):
+        steps_on({"x": [np.array([0.0, 1e-60])]}, batch_size)
+    # One batch of some may be.
+    steps_on(iter([{"x": [np.array([0.0, 1e-60])]}, {"x": [np.ones(2)]}, *[{"x": [np.zeros(2)]}] * 2]))
+
+
+def test_variation_that_rounding_takes_away_is_warned_of():
+    """Seconds since 1970, give or take a minute, are all the same but for multiples of 128."""
+    minutes = np.random.default_rng(0).normal(0, [1.0, 60.0], size=(50, 2))
+    seconds = minutes + np.array([0.0, 1.7e9])
+    with pytest.warns(UserWarning, match=r"\['x'\]\[0\], column 1, varies by .* about 1.7e\+09.* subtract"):
+        steps_on({"x": [seconds]})
+    # Neither what is constant, nor a year, nor what was rounded before.
+    for fine in (np.full((50, 1), 0.1), 2000 + minutes, np.full(50, 1e9), seconds.astype(np.float32)):
+        steps_on({"x": [fine]})
+
+
+def test_numbers_that_fit_are_kept():
+    """64 bits by themselves are no reason to refuse; nor are NaN and infinities, which a loss may know."""
+    for values in (
+        np.array([-(2**31), 2**31 - 1]),
+        np.array([0, 2**32 - 1], np.uint64),
+        np.array([np.nan, np.inf, -np.inf, 3e38]),
+        np.array([1e-60, 1.0]),
+    ):
+        np.testing.assert_array_equal(batch_of(values, None), values.astype(f"{values.dtype.kind}4"))
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [(np.int8, np.int64(300)), (np.int8, np.uint8(200)), (np.float16, np.float64(1e6))]
+)
+def test_batches_of_a_smaller_type_do_not_wrap(first, then):
+    """A batch is kept in the type of the first one."""
+    with pytest.raises(ValueError, match=f"different dtypes, got {np.dtype(first)} and then {then.dtype}"):
+        steps_on(iter([{"x": [np.ones(1, first)]}, {"x": [then[None]]}]))
 
 
 MEMORY = """

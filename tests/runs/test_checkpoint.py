@@ -3,14 +3,18 @@
 import contextlib
 import functools
 import importlib.util
+import itertools
 import json
+import logging
 import os
+import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+import types
 import warnings
 from pathlib import Path
 
@@ -24,12 +28,13 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import measureflow as mf
+from measureflow.runs import divergence, driver, program
 from measureflow.runs.batches import STREAMED
 from measureflow.runs.fingerprints import differences, fingerprint, not_compared
 
 # Optax's schedules and optimisers are not written for strict promotion.
 pytestmark = pytest.mark.standard_promotion
-solving = sys.modules["measureflow.runs.solve"]
+solving, checkpoints = (sys.modules[f"measureflow.runs.{name}"] for name in ("solve", "checkpoint"))
 KEY = jax.random.key(0)
 PRIOR = mf.Gaussian({"w": jnp.zeros(2), "b": jnp.zeros(())}, 1.0)
 START = PRIOR.sample(jax.random.key(1), 12)
@@ -43,9 +48,9 @@ def little_effort():
     """These programs are small and run briefly: most of their time would be the compiler's."""
     effort = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_chunk", "_finite", "_losses"):
-            program = eqx.filter_jit(getattr(solving, name).__wrapped__, compiler_options=effort)
-            patch.setattr(solving, name, program)
+        for name in ("_call", "_finite", "_losses"):
+            compiled = eqx.filter_jit(getattr(program, name).__wrapped__, compiler_options=effort)
+            patch.setattr(program, name, compiled)
         yield
 
 
@@ -75,7 +80,7 @@ def drle(loss=regression_loss, prior=PRIOR, lengthscale=1.0, mmd=0.3, kl=0.1):
     return mf.deep_repulsive_langevin_ensemble(loss, prior, kernel, mmd=mmd, kl=kl)
 
 
-def full_flow(step_size=1e-2, adapt_steps=200, momentum=0.9):
+def full_flow(step_size=1e-2, adapt_steps=200, momentum=0.2):
     """All that a state can hold: particles, a preconditioner's memory, momentum."""
     schedule = optax.cosine_decay_schedule(step_size, 500)
     return mf.WassersteinFlow(schedule, mf.RMSPreconditioner(adapt_steps), momentum=momentum)
@@ -109,6 +114,10 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def copied(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "run")
+
+
+def file_of(step):
+    return f"{step}-1-of-1.safetensors"
 
 
 def names_in(folder):
@@ -217,25 +226,18 @@ def test_records_go_on_as_they_began(tmp_path):
     assert set(np.diff(longer.history.step)) == {1}
 
 
-class Traces:
-    """A count that is no part of what a run is made of."""
-
-    count = 0
-
-
-TRACED = Traces()
-
-
 def traced_loss(theta, batch):
-    TRACED.count += 1
+    # A count of its own would be a part of what the run is made of.
+    logging.getLogger("traces").info("traced")
     return regression_loss(theta, batch)
 
 
-def test_resuming_compiles_nothing(tmp_path):
+def test_resuming_compiles_nothing(tmp_path, caplog):
     problem, traced = mf.deep_ensemble(traced_loss), []
     for steps in (60, 130):
-        solve(problem, mf.WassersteinFlow(1e-2), steps=steps, folder=tmp_path / "run")
-        traced.append(TRACED.count)
+        with caplog.at_level("INFO", "traces"):
+            solve(problem, mf.WassersteinFlow(1e-2), steps=steps, folder=tmp_path / "run")
+        traced.append(sum(record.name == "traces" for record in caplog.records))
     assert traced[0] == traced[1] > 0
 
 
@@ -257,28 +259,27 @@ def test_a_continued_run_counts_from_its_own_beginning(tmp_path, straight):
 
 
 def test_the_latest_are_kept(finished, tmp_path):
-    assert names_in(finished) == {"250", "300", "measureflow.json"}
+    assert names_in(finished) == {file_of(250), file_of(300), "measureflow.json"}
     options = {"checkpoint": mf.Checkpoint(tmp_path / "run", every=20, keep=3)}
     solve(steps=90, **options)
-    assert names_in(tmp_path / "run") == {"60", "80", "90", "measureflow.json"}
+    assert names_in(tmp_path / "run") == {file_of(60), file_of(80), file_of(90), "measureflow.json"}
 
 
 def test_what_a_killed_process_leaves_behind_is_no_obstacle(copied, straight):
-    """A checkpoint half written, one half deleted, and a marker that was not finished."""
-    shutil.rmtree(copied / "300")
-    shutil.copytree(copied / "250" / "state", copied / "300.orbax-checkpoint-tmp" / "state")
-    shutil.copytree(copied / "250" / "state", copied / "deleted" / "200" / "state")
-    (copied / "measureflow.tmp").write_text("{")
+    """A checkpoint half written, one of which a process has written nothing, a marker half written."""
+    half = (copied / file_of(300)).read_bytes()[:999]
+    (copied / file_of(300)).unlink()
+    (copied / f".{file_of(300)}.0123456789abcdef.tmp").write_bytes(half)
+    (copied / ".measureflow.json.0123456789abcdef.tmp").write_text("{")
+    (copied / "300-1-of-2.safetensors").write_bytes(half)
     assert_identical(solve(folder=copied), straight)
-    assert {path.name for path in copied.iterdir()} - {"measureflow.tmp"} == {
-        "250",
-        "300",
-        "measureflow.json",
-    }
+    whole = {file_of(250), file_of(300), "measureflow.json"}
+    assert names_in(copied) - {"300-1-of-2.safetensors"} == whole
     fresh = copied.parent / "fresh"
     fresh.mkdir()
-    (fresh / "measureflow.tmp").write_text("{")
+    (fresh / ".measureflow.json.0123456789abcdef.tmp").write_text("{")
     assert int(solve(steps=10, folder=fresh).state.step) == 10
+    assert names_in(fresh) == {file_of(10), "measureflow.json"}
 
 
 # --- what a run is made of
@@ -326,7 +327,10 @@ OTHER = {
     "weight": ({"problem": drle(kl=0.2)}, "problem.regulariser"),
     "lengthscale": ({"problem": drle(lengthscale=2.0)}, "lengthscale: was float32 1.0, is float32 2.0"),
     "prior": ({"problem": drle(prior=mf.Gaussian(PRIOR.mean, 2.0))}, "scale"),
-    "loss": ({"problem": drle(helped_loss)}, "problem.loss: was test_checkpoint.regression_loss bytecode"),
+    "loss": (
+        {"problem": drle(helped_loss)},
+        "problem.objective.loss: was test_checkpoint.regression_loss bytecode",
+    ),
     "data": ({"data": (X + 1, DATA[1])}, "data.data.0: was float32[53, 2] sha256"),
     "batch_size": ({"batch_size": 11}, "data.batch_size: was 10, is 11"),
     "whole": (
@@ -342,7 +346,7 @@ OTHER = {
 @pytest.mark.parametrize("name", OTHER)
 def test_another_run_is_refused_and_the_difference_named(name, finished):
     options, piece = OTHER[name]
-    with pytest.raises(ValueError, match="holds another run; to begin anew, name another folder") as caught:
+    with pytest.raises(ValueError, match="holds another run; to start over, name another folder") as caught:
         solve(folder=finished, **options)
     assert piece in str(caught.value), str(caught.value)
 
@@ -397,35 +401,129 @@ SIMILAR = {
 @pytest.mark.parametrize("name", SIMILAR)
 def test_what_is_alike_is_told_apart(name):
     first, second, piece = SIMILAR[name]
-    lines = differences(fingerprint(loss=first), fingerprint(loss=second))
+    lines = [*itertools.chain(*differences(fingerprint(loss=first), fingerprint(loss=second)))]
     assert len(lines) == 1, lines
     assert piece in lines[0], lines
-    assert differences(fingerprint(loss=first), fingerprint(loss=first)) == []
+    assert differences(fingerprint(loss=first), fingerprint(loss=first)) == ([], [])
 
 
 def test_a_method_that_was_rewritten_is_told_apart(monkeypatch):
     before = fingerprint(loss=WeightedLoss(jnp.ones(())))
     monkeypatch.setattr(WeightedLoss, "__call__", other_call)
-    lines = differences(before, fingerprint(loss=WeightedLoss(jnp.ones(()))))
-    assert any(line.startswith("loss.__call__: was") for line in lines)
-
-
-class Opaque:
-    def __init__(self, value):
-        self.value = value
+    changed, _ = differences(before, fingerprint(loss=WeightedLoss(jnp.ones(()))))
+    assert any(line.startswith("loss.__call__: was") for line in changed)
 
 
 def test_what_is_made_again_is_the_same_and_what_cannot_be_compared_is_said():
     def parts():
-        return {"loss": offset_loss(jnp.ones(2)), "flow": full_flow(), "problem": drle(), "data": Opaque(1)}
+        loss, flow = offset_loss(jnp.ones(2)), full_flow()
+        return {"loss": loss, "flow": flow, "problem": drle(), "data": iter(x for x in "ab")}
 
     found = fingerprint(**parts())
     assert found == fingerprint(**parts())
     assert not_compared(found) == ["data"]
-    assert found["data"].endswith("test_checkpoint.Opaque (compared by type only)")
+    assert found["data"] == "builtins.generator (compared by type only)"
     cyclic = [1]
     cyclic.append(cyclic)
     assert fingerprint(loss=cyclic)["loss.1"] == "(part of itself)"
+
+
+CONFIG = types.SimpleNamespace(scale=1.0)
+
+
+def configured_loss(theta, batch):
+    return CONFIG.scale * regression_loss(theta, batch)
+
+
+class Weighted:
+    weight = 1.0
+
+    def __init__(self, power):
+        self.power = power
+
+    def __call__(self, theta, batch):
+        return self.weight * regression_loss(theta, batch) ** self.power
+
+
+def another_value(kind, monkeypatch):
+    """A problem, and how to make another one of it behind its back."""
+    if kind == "object":
+        return configured_loss, lambda: monkeypatch.setattr(CONFIG, "scale", 2.0)
+    loss = Weighted(1.0)
+    change = (Weighted, "weight") if kind == "class" else (loss, "power")
+    return loss, lambda: monkeypatch.setattr(*change, 2.0)
+
+
+@pytest.mark.parametrize("kind", ["object", "class", "attribute"])
+def test_a_run_is_not_spliced_of_two(kind, tmp_path, monkeypatch):
+    """What a loss reads, wherever it finds it, is a part of the problem."""
+    loss, change = another_value(kind, monkeypatch)
+    problem = mf.deep_ensemble(loss)
+    solve(problem, steps=20, folder=tmp_path / "run")
+    solve(problem, steps=30, folder=tmp_path / "run")
+    change()
+    with pytest.raises(ValueError, match=r"holds another run(?s:.*)was 1, is 2"):
+        solve(problem, steps=40, folder=tmp_path / "run")
+
+
+def other_code(theta, batch):
+    inputs, targets = batch
+    return jnp.mean((inputs @ theta["w"] + theta["b"] - targets) ** 2)
+
+
+def recoded(function, other):
+    """The same function, of another version of Python or after an edit that leaves its meaning."""
+    copy = types.FunctionType(other.__code__, function.__globals__, function.__name__)
+    copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
+    return copy
+
+
+def test_a_run_whose_code_alone_differs_is_not_lost(copied, straight):
+    problem = drle(recoded(regression_loss, other_code))
+    with pytest.raises(ValueError, match="the code differs from that of the run in ") as caught:
+        solve(problem, folder=copied)
+    for piece in (
+        "problem.objective.loss: was test_checkpoint.regression_loss bytecode",
+        "on_code_change='warn'",
+    ):
+        assert piece in str(caught.value)
+    options = {"checkpoint": mf.Checkpoint(copied, EVERY, on_code_change="warn")}
+    with pytest.warns(UserWarning, match=r"goes on, though the code differs(?s:.*)regression_loss") as caught:
+        assert_identical(solve(problem, **options), straight)
+    assert len(caught) == 1
+    # But one in which anything else differs is another one.
+    for other in ({"key": jax.random.key(1)}, {"flow": full_flow(momentum=0.8)}, {"data": (X + 1, DATA[1])}):
+        with pytest.raises(ValueError, match=r"holds another run(?s:.*)regression_loss"):
+            solve(**{"problem": problem} | options | other)
+
+
+def test_another_version_of_a_library_is_other_code(tmp_path):
+    """Whose functions may close over other names, then."""
+    options = {"problem": mf.deep_ensemble(regression_loss), "steps": 20}
+    options |= {"flow": mf.WassersteinFlow(optimiser=optax.adam(1e-2))}
+    solve(**options, folder=tmp_path / "run")
+    marker = tmp_path / "run" / "measureflow.json"
+    held = json.loads(marker.read_text())
+    for path, description in held["made_of"].items():
+        held["made_of"][path] = re.sub("library code .*", "library code 0123456789abcdef", description)
+    function = next(path for path in held["made_of"] if path.endswith(".update"))
+    held["made_of"][f"{function}.once_closed_over"] = "1"
+    marker.write_text(json.dumps(held))
+    with pytest.raises(ValueError, match=r"the code differs(?s:.*)optax.* library code"):
+        solve(**options, folder=tmp_path / "run")
+    checkpoint = mf.Checkpoint(tmp_path / "run", EVERY, on_code_change="warn")
+    with pytest.warns(UserWarning, match="the code differs"):
+        solve(**options, checkpoint=checkpoint)
+    held["made_of"]["flow.momentum"] = "0.7"
+    marker.write_text(json.dumps(held))
+    with pytest.raises(ValueError, match="holds another run"):
+        solve(**options, checkpoint=checkpoint)
+
+
+def test_on_code_change_is_one_of_two(tmp_path):
+    with pytest.raises(ValueError, match="on_code_change must be 'raise' or 'warn', got 'go on'"):
+        mf.Checkpoint(tmp_path, on_code_change="go on")
+    assert repr(mf.Checkpoint("/a", on_code_change="warn")).endswith("keep=2, on_code_change='warn')")
 
 
 # --- data that comes from an iterator
@@ -470,7 +568,9 @@ class NotInJSON(InDictionary):
 
 
 class Short(Plain):
-    end = 0
+    def __init__(self, end):
+        super().__init__()
+        self.end = end
 
     def __next__(self):
         if self.asked == self.end:
@@ -488,11 +588,17 @@ def streamed():
     return {kind: solve(data=kind(), batch_size=None) for kind in (Plain, Loader)}
 
 
+UNCOMPARED = pytest.mark.filterwarnings("ignore:the run in .* is resumed as the same one")
+
+
+@UNCOMPARED
 @pytest.mark.parametrize("kind", [Plain, InDictionary, InBytes, NotInJSON, Loader])
 def test_an_iterator_is_taken_up_where_it_was(kind, tmp_path, streamed):
     cut_off(lambda: solve(data=kind(), batch_size=None, folder=tmp_path / "run"))
     data = kind()
-    resumed = solve(data=data, batch_size=None, folder=tmp_path / "run")
+    with pytest.warns(UserWarning, match="is resumed as the same one. Could not be compared: data") as caught:
+        resumed = solve(data=data, batch_size=None, folder=tmp_path / "run")
+    assert len(caught) == 1
     assert_identical(resumed, streamed[Loader if kind is Loader else Plain])
     if kind is not Loader:
         # One was asked for before the folder was looked into.
@@ -503,14 +609,14 @@ def test_an_iterator_is_taken_up_where_it_was(kind, tmp_path, streamed):
     assert_identical(longer, solve(data=kind(), batch_size=None, steps=STEPS + STREAMED + 3))
 
 
+@UNCOMPARED
 def test_an_iterator_that_is_not_at_its_beginning_is_refused(tmp_path):
-    Short.end = STEPS
-    cut_off(lambda: solve(data=Short(), batch_size=None, folder=tmp_path / "run"))
-    Short.end = 90
+    cut_off(lambda: solve(data=Short(STEPS), batch_size=None, folder=tmp_path / "run"))
     with pytest.raises(ValueError, match=r"ended after 90 batches, but the run .* used 150 of them; pass it"):
-        solve(data=Short(), batch_size=None, folder=tmp_path / "run")
+        solve(data=Short(90), batch_size=None, folder=tmp_path / "run")
 
 
+@UNCOMPARED
 def test_a_finished_run_needs_no_more_batches(tmp_path, streamed):
     batches = [next(data) for data in [Plain()] for _ in range(STEPS)]
     for _ in range(2):
@@ -522,21 +628,36 @@ def test_a_finished_run_needs_no_more_batches(tmp_path, streamed):
 
 
 HOW = {
-    "calls of one step": {"_SECONDS": 0.0},
-    "few records in a call": {"_RECORDS": 3},
-    "long calls": {"_SECONDS": 100.0},
+    "calls of one step": (driver, "_SECONDS", 0.0),
+    "few records in a call": (solving, "RECORDS", 3),
+    "long calls": (driver, "_SECONDS", 100.0),
 }
 
 
 @pytest.mark.parametrize("how", [*HOW, "progress", "a checkpoint at every step", "again"])
 def test_the_same_call_gives_the_same_result(how, straight, tmp_path, monkeypatch, capsys):
-    for name, value in HOW.get(how, {}).items():
-        monkeypatch.setattr(solving, name, value)
+    if how in HOW:
+        monkeypatch.setattr(*HOW[how])
     options = {"progress": {"progress": True}}.get(how, {})
     expected = straight
     if how == "a checkpoint at every step":
         options, expected = {"folder": tmp_path / "run", "every": 1, "steps": 12}, solve(steps=12)
     assert_identical(solve(**options), expected)
+
+
+def test_steps_are_taken_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    """The first one is not written before the run has come further; if that waited, it would for a minute."""
+    came_further, waited = threading.Event(), []
+
+    def late(*arguments, **options):
+        waited.append(came_further.wait(60))
+        mf.save(*arguments, **options)
+
+    monkeypatch.setattr(driver, "_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoints, "save", late)
+    with at_step(55, came_further.set):
+        solve(folder=tmp_path / "run", steps=80)
+    assert waited == [True, True]
 
 
 # --- signals
@@ -592,7 +713,7 @@ def test_a_second_sigterm_changes_nothing(tmp_path):
 
     with at_step(170, twice) as reached, pytest.raises(mf.Interrupted, match="SIGTERM"):
         solve(folder=tmp_path / "run")
-    assert (tmp_path / "run" / str(reached[0])).exists()
+    assert (tmp_path / "run" / file_of(reached[0])).exists()
 
 
 @pytest.mark.parametrize("name", ["_record", "_save"])
@@ -691,7 +812,7 @@ def test_lost_particles_go_on_as_copies_of_the_best():
     np.testing.assert_allclose(solution.measure.particles, x, rtol=1e-3)
     first = restarts[0]
     assert warned[0].startswith(
-        f"at step {first[0]} particles {list(first[1])} left the finite numbers; they go on as copies of "
+        f"at step {first[0]} particles {list(first[1])} became NaN or infinite; they go on as copies of "
         f"{list(first[2])}."
     )
     assert len(warned) == len(restarts)
@@ -718,7 +839,7 @@ def test_restarts_do_not_depend_on_how_steps_are_grouped(how, tmp_path, monkeypa
     x, restarts = replay(weights[:60] if iterated else np.ones(60))
     assert [tuple(made) for made in expected.restarts] == restarts
     np.testing.assert_allclose(expected.measure.particles, x, rtol=2e-3)
-    monkeypatch.setattr(solving, "_SECONDS", RESTARTED[how]["_SECONDS"])
+    monkeypatch.setattr(driver, "_SECONDS", RESTARTED[how]["_SECONDS"])
     assert_identical(restart(**options())[0], expected)
     cut_off(lambda: restart(**options(), folder=tmp_path / "run", every=4), 12)
     assert_identical(restart(**options(), folder=tmp_path / "run", every=4)[0], expected)
@@ -756,7 +877,7 @@ def test_a_run_that_cannot_be_saved_gives_up(monkeypatch):
     # Without a minimum, each restart leads to the next.
     endless, start = mf.Problem(lambda theta: -quartic(theta)), np.linspace(0.1, 1.0, 6, dtype=np.float32)
     for most in (4, 3):
-        monkeypatch.setattr(solving, "_MOST_RESTARTS", most)
+        monkeypatch.setattr(divergence, "_MOST_RESTARTS", most)
         with (
             pytest.warns(UserWarning, match="go on as copies") as warned,
             pytest.raises(mf.DivergenceError) as caught,
@@ -817,11 +938,10 @@ def square(theta):
     return jnp.sum(theta**2)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax's, when it fails
 def test_a_full_disk_is_reported_and_the_run_goes_on(tmp_path, monkeypatch):
     """Files may not grow beyond 100 kB for a while; a checkpoint needs more."""
     arguments, options = (*large(), 60), {"data": None, "batch_size": None}
-    monkeypatch.setattr(solving, "_SECONDS", 0.0)
+    monkeypatch.setattr(driver, "_SECONDS", 0.0)
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limit(size):
@@ -847,19 +967,16 @@ def test_a_full_disk_is_reported_and_the_run_goes_on(tmp_path, monkeypatch):
     expected = solve(*arguments, **options)
     assert_identical(solution, expected)
     names = names_in(tmp_path / "then")
-    assert {"10", "20", "measureflow.json"} <= names
-    assert not names & {"30", "40"}
+    assert {file_of(10), file_of(20), "measureflow.json"} == names
     assert_identical(solve(*arguments, **options, folder=tmp_path / "then", every=10), expected)
-    assert names_in(tmp_path / "run") == {"50", "60", "measureflow.json"}
+    assert names_in(tmp_path / "run") == {file_of(50), file_of(60), "measureflow.json"}
 
 
 def test_an_interrupt_does_not_claim_to_have_saved_what_it_could_not(tmp_path, monkeypatch):
-    def fail(self, *arguments, **options):
+    def fail(*arguments, **options):
         raise OSError(28, "No space left on device")
 
-    import orbax.checkpoint as orbax
-
-    monkeypatch.setattr(orbax.CheckpointManager, "save", fail)
+    monkeypatch.setattr(checkpoints, "save", fail)
     with (
         at_step(20, lambda: signal.raise_signal(signal.SIGINT)),
         pytest.warns(UserWarning, match="No space left"),
@@ -879,42 +996,52 @@ def flip(path):
     path.write_bytes(content)
 
 
+def resaved(**changes):
+    """A file that is whole, but not that of this run."""
+
+    def change(newest):
+        mf.save(mf.load(newest) | changes, newest, force=True)
+
+    return change
+
+
 DAMAGE = {
-    "truncated": lambda newest: [path.write_bytes(path.read_bytes()[:9]) for path in files_of(newest)],
-    "emptied": lambda newest: [path.write_bytes(b"") for path in files_of(newest)],
-    "state deleted": lambda newest: shutil.rmtree(newest / "state"),
-    "history deleted": lambda newest: shutil.rmtree(newest / "history"),
-    "notes deleted": lambda newest: (newest / "notes" / "metadata").unlink(),
-    "notes changed": lambda newest: (newest / "notes" / "metadata").write_text('{"checksum": 1}'),
-    "empty": lambda newest: (shutil.rmtree(newest), newest.mkdir()),
+    "truncated": lambda newest: newest.write_bytes(newest.read_bytes()[:999]),
+    "emptied": lambda newest: newest.write_bytes(b""),
+    "flipped": flip,
+    "a folder": lambda newest: (newest.unlink(), newest.mkdir()),
+    "no leaves": resaved(state=[]),
+    "other leaves": resaved(state=[[((0,), np.zeros(3))]] * 4),
+    "half of a leaf": lambda newest: resaved(state=[*mf.load(newest)["state"][:-1], []])(newest),
+    "no dictionary": lambda newest: mf.save([1], newest, force=True),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(name, copied, straight):
-    DAMAGE[name](copied / "300")
+    DAMAGE[name](copied / file_of(300))
     with pytest.warns(UserWarning, match=r"step 300 .* cannot be read .* goes on from step 250") as caught:
         assert_identical(solve(folder=copied), straight)
     assert len(caught) == 1
-    assert (copied / "300.unreadable").is_dir()
+    assert (copied / f"{file_of(300)}.unreadable").exists()
     # It is whole again.
     assert_identical(solve(folder=copied), straight)
 
 
 def test_a_changed_number_is_noticed(tmp_path):
-    """In a file that is complete: large arrays have no checksum of their own."""
+    """In a file that is complete."""
     options = {"data": None, "batch_size": None, "folder": tmp_path / "run", "every": 10}
     expected = solve(*large(), 20, **options)
-    flip(max(files_of(tmp_path / "run" / "20"), key=lambda path: path.stat().st_size))
-    with pytest.warns(UserWarning, match="not those that were written"):
+    flip(tmp_path / "run" / file_of(20))
+    with pytest.warns(UserWarning, match="its checksum differs"):
         assert_identical(solve(*large(), 20, **options), expected)
 
 
 def test_no_readable_checkpoint_is_an_error_that_touches_nothing(copied):
-    for step in ("250", "300"):
-        shutil.rmtree(copied / step / "state")
+    for step in (250, 300):
+        flip(copied / file_of(step))
     before = files_of(copied)
-    with pytest.raises(ValueError, match=r"of steps \[300, 250\], but none can be read; to begin anew"):
+    with pytest.raises(ValueError, match=r"of steps \[300, 250\], but none can be read; to start over"):
         solve(folder=copied)
     assert files_of(copied) == before
 
@@ -936,11 +1063,17 @@ def below_a_file(tmp_path):
 
 def marked(text):
     def make(tmp_path):
-        (tmp_path / "100").mkdir()
+        (tmp_path / file_of(100)).touch()
         (tmp_path / "measureflow.json").write_text(text)
         return {"folder": tmp_path}
 
     return make
+
+
+def earlier(tmp_path):
+    (tmp_path / "100").mkdir()
+    (tmp_path / "measureflow.json").write_text('{"format": 1, "made_of": {}}')
+    return {"folder": tmp_path}
 
 
 def no_marker(tmp_path):
@@ -952,12 +1085,21 @@ BAD = {
     "a file": (a_file, ValueError, "is a file; name a folder"),
     "below a file": (below_a_file, ValueError, "cannot be written to: .*; name another one"),
     "not writable": (lambda _: {"folder": "/proc/run"}, ValueError, "cannot be written to: .*; name another"),
-    "occupied": (occupied, ValueError, "holds other things, such as thesis.tex; name an empty one"),
-    "no marker": (no_marker, ValueError, "holds other things, such as 100; name an empty one"),
+    "occupied": (
+        occupied,
+        ValueError,
+        "holds no run, but files such as thesis.tex; name an empty",
+    ),
+    "no marker": (
+        no_marker,
+        ValueError,
+        "holds no run, but files such as 100; name an empty one",
+    ),
     "garbage": (marked("{not json"), ValueError, "unreadable measureflow.json, .*; name another folder"),
     "no dictionary": (marked("[1]"), ValueError, "unreadable measureflow.json, .*; name another folder"),
-    "no contents": (marked('{"format": 1}'), ValueError, "unreadable measureflow.json, .*; name another"),
-    "format": (marked('{"format": 9, "made_of": {}}'), ValueError, "has format 9, .* reads 1; use the"),
+    "no contents": (marked('{"format": 2}'), ValueError, "unreadable measureflow.json, .*; name another"),
+    "format": (marked('{"format": 9, "made_of": {}}'), ValueError, "has format 9, .* reads 2; use the"),
+    "earlier format": (earlier, ValueError, "has format 1, .* reads 2; use the version that wrote it"),
     "every 0": (lambda path: {"folder": path, "every": 0}, ValueError, "every must be at least 1, got 0; it"),
     "every 1.5": (
         lambda path: {"folder": path, "every": 1.5},
@@ -968,7 +1110,7 @@ BAD = {
     "a path": (
         lambda path: {"checkpoint": str(path)},
         TypeError,
-        "must be a Checkpoint, got .*; pass",
+        "must be of type Checkpoint, got .*; pass",
     ),
 }
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from on_devices import CASES, MORE
 
@@ -46,7 +47,7 @@ def assert_equal(found, shard):
 def test_eight_devices_are_as_one(tmp_path):
     out = tmp_path / "out.json"
     found = result(out, start(8, out, "two axes"))
-    assert len(found) == 2
+    assert len(found) == 4
     assert_equal(found, shard=4)
 
 
@@ -59,8 +60,20 @@ def on_two_processes(out, part):
 
 def test_two_processes_are_as_one(tmp_path):
     found = on_two_processes(tmp_path / "out.json", "two processes")
+    checkpoints = found.pop("checkpoints")
     assert len(found) == 1
     assert_equal(found, shard=8)
+    # Each writes its own particles; a checkpoint that one cannot read is none; one process may go on.
+    files = {f"{step}-{i}-of-2.safetensors" for step in (10, 8) for i in (1, 2)}
+    assert files <= set(checkpoints["names"])
+    assert np.all(checkpoints["same"])
+    # Momentum is warned of, too.
+    (warned,) = [text for text in checkpoints["warned"] if "cannot be read" in text]
+    assert "step 10" in warned
+    assert "goes on from step 8" in warned
+    parts = [mf.load(tmp_path / "run" / f"12-{i}-of-2.safetensors")["state"][0] for i in (1, 2)]
+    assert [begin for begin, _ in parts[0] + parts[1]] == [(0,), (8,)]
+    assert result(tmp_path / "alone.json", start(1, tmp_path / "alone.json", "alone")) < 1e-5
 
 
 @pytest.mark.slow

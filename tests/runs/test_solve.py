@@ -318,6 +318,9 @@ def test_progress_shows_rate_time_left_and_loss():
     assert "step/s" in screen.getvalue()
     assert "loss=" in screen.getvalue()
     assert equal(quiet.state, shown.state)
+    with redirect_stderr(named := io.StringIO()):
+        mf.solve(drle(), mf.WassersteinFlow(1e-2), START, 300, KEY, data=DATA, progress="DRLE on a line")
+    assert "DRLE on a line: " in named.getvalue()
 
 
 def test_no_steps_return_the_beginning():

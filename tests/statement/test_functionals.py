@@ -440,6 +440,43 @@ def test_a_log_density_is_not_taken_for_a_loss():
         mf.solve(problem, mf.WassersteinFlow(1.0), X, 500, key(0))
 
 
+# ---- As part of a run. ----
+
+
+@pytest.mark.parametrize("name", ["log score", "CRPS", "kernel score"])
+def test_batches_of_cases_are_unbiased(name):
+    """The mean gradient over all batches of an epoch is that of the whole, since a score is a mean over
+    cases."""
+    functional, _ = FUNCTIONALS[name]
+    problem = mf.Problem(functional)
+    halves = [problem.wasserstein_gradient(X, half) for half in (CASES[:6], CASES[6:])]
+    assert_close((halves[0] + halves[1]) / 2, problem.wasserstein_gradient(X, CASES), 5e-5)
+
+
+@pytest.mark.parametrize("name", ["log score", "CRPS", "moment"])
+def test_runs_continue_exactly_and_side_by_side(name):
+    functional, cases = FUNCTIONALS[name]
+    prior = mf.Gaussian(jnp.zeros(2), 1.0)
+    data, size = (None, None) if cases is None else (CASES, 4)
+    flow = mf.WassersteinFlow(1e-2)
+
+    def solved(start, steps):
+        problem = mf.Problem(functional, 0.1 * mf.KL(prior))
+        return mf.solve(problem, flow, start, steps, key(3), data=data, batch_size=size)
+
+    whole, part = solved(X, 30), solved(X, 13)
+    np.testing.assert_array_equal(solved(part.state, 17).measure.particles, whole.measure.particles)
+
+    def ran(weight):
+        problem = mf.Problem(functional, weight * mf.KL(prior))
+        state = flow.init(problem, X)
+        return mf.run(problem, flow, state, data, key(3), 30, batch_size=size).particles
+
+    together = jax.jit(jax.vmap(ran))(jnp.array([0.1, 1.0]))
+    assert_close(together[0], whole.measure.particles, 1e-4)
+    assert np.abs(np.asarray(together[1] - together[0])).max() > 1e-3
+
+
 # ---- Weighted measures. ----
 
 

@@ -282,3 +282,51 @@ def test_stationarity_is_the_stein_discrepancy_of_the_particles():
     # Without a temperature, it is the norm of the gradient.
     norm = np.sqrt(np.mean(np.sum(points**2, axis=1)))
     np.testing.assert_allclose(DE.stationarity(x), norm, rtol=1e-5)
+
+
+# ---- Values of a Gaussian: integrals that are resolved, or an error. ----
+
+
+@pytest.mark.parametrize(
+    ("function", "scale", "expected"),
+    [
+        (lambda theta: jnp.sum(jnp.sin(8 * theta) ** 2), 1.0, 0.5 * (1 - np.exp(-128.0))),
+        (mf.theory.many_modes_loss, 10.0, -2 / np.pi),
+        (lambda theta: jnp.sum(jnp.exp(theta) - theta), 6.0, np.exp(18.0)),
+        (lambda theta: jnp.sum(jnp.exp(theta) - theta), 1.0, np.exp(0.5)),
+        (lambda theta: jnp.sum(theta**4), 2.0, 48.0),
+    ],
+)
+def test_integrals_over_a_gaussian_are_resolved(function, scale, expected):
+    value = mf.Problem(function).value(mf.Gaussian(jnp.zeros(1), scale))
+    # Two rules that agree within 1e-4; |sin|, with its kinks, within a few of that.
+    assert float(value) == pytest.approx(expected, rel=5e-4)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda theta: jnp.sum(jnp.where(theta > 0.3, 1.0, 0.0)),
+        lambda theta: jnp.sum(jnp.exp(theta**2)),
+        lambda theta: jnp.sum(jnp.where(theta > 4.0, jnp.nan, theta)),
+    ],
+)
+def test_a_value_that_two_rules_disagree_on_is_refused(function):
+    problem, measure = mf.Problem(function), mf.Gaussian(jnp.zeros(1), 1.0)
+    with pytest.raises(ValueError, match=r"does not resolve the loss .* two rules give .* pass key="):
+        problem.value(measure)
+
+
+def test_monte_carlo_is_the_remedy():
+    def beyond(theta):
+        return jnp.sum(jnp.where(theta > 0.3, 1.0, 0.0))
+
+    value = mf.Problem(beyond).value(mf.Gaussian(jnp.zeros(1), 1.0), key=jax.random.key(0), samples=100_000)
+    assert abs(float(value) - 0.38209) < 4 * 0.486 / np.sqrt(100_000)
+
+
+def test_two_dimensions_are_resolved_too():
+    measure = mf.Gaussian(jnp.zeros(2), jnp.array([1.0, 2.0]))
+    value = mf.Problem(lambda theta: jnp.cos(theta[0] * theta[1])).value(measure)
+    # E cos(XY) of independent normals is 1/√(1 + σ₁²σ₂²).
+    assert float(value) == pytest.approx(1 / np.sqrt(5.0), rel=1e-4)

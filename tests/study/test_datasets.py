@@ -376,6 +376,8 @@ DAMAGES = [
     ("index_train_1.txt", "0 10", "names rows from 0 to 9, got 10"),
     ("index_test_1.txt", "-1 3", "names rows from 0 to 9, got -1"),
     ("index_test_1.txt", "", "is empty"),
+    ("index_train_1.txt", "0 1 2 1", "names each of some rows once, got 1 twice"),
+    ("index_features.txt", "0 1 1", "names each of some columns once, got 1 twice"),
     (
         "index_test_1.txt",
         f"{ORDERS[1][0]} {ORDERS[1][5]}",

@@ -13,6 +13,7 @@ from verification import paper_page
 import measureflow as mf
 from measureflow import cli
 from measureflow.flows import wasserstein
+from measureflow.numerics.interactions import AbstractInteractions
 from measureflow.statement import divergences
 from measureflow.study import datasets
 from measureflow.study.paper import NAMES
@@ -74,12 +75,12 @@ def _flipped_prior(monkeypatch):
 
 def _scaled_repulsion(factor):
     def patch(monkeypatch):
-        right = wasserstein.FreeEnergy.interaction_gradient
+        right = AbstractInteractions.gradient
 
-        def wrong(energy, particles, *how):
-            return jax.tree.map(lambda leaf: factor * leaf, right(energy, particles, *how))
+        def wrong(self, kernel, particles, *how):
+            return jax.tree.map(lambda leaf: factor * leaf, right(self, kernel, particles, *how))
 
-        monkeypatch.setattr(wasserstein.FreeEnergy, "interaction_gradient", wrong)
+        monkeypatch.setattr(AbstractInteractions, "gradient", wrong)
 
     return patch
 

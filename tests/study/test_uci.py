@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 import measureflow as mf
 from measureflow import cli
-from measureflow.study import datasets, uci
-from measureflow.study.uci import Result, comparison_rows, mean_and_error, run_uci, score_rows
-from measureflow.tables import estimators
+from measureflow.study import datasets
+from measureflow.study import uci_benchmark as uci
+from measureflow.study.uci_benchmark import Result, comparison_rows, mean_and_error, run_uci, score_rows
+from measureflow.tables import crossvalidation
 
 # NumPyro and Optax promote integers and ranks.
 pytestmark = pytest.mark.standard_promotion
@@ -257,14 +258,14 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def quick_fits(monkeypatch):
     """The default, but for a small network and few steps; and what was asked of cross-validation."""
-    calls, right = [], estimators.cross_validate
+    calls, right = [], crossvalidation.cross_validate
 
     def smaller(estimator, inputs, targets, **settings):
         calls.append((estimator.get_params(), settings))
         estimator.set_params(hidden=(), particles=3, steps=4_000, step_size=0.05)
         return right(estimator, inputs, targets, **settings)
 
-    monkeypatch.setattr(estimators, "cross_validate", smaller)
+    monkeypatch.setattr(crossvalidation, "cross_validate", smaller)
     return calls
 
 

@@ -19,11 +19,21 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from measureflow.prediction import metrics
-from measureflow.tables import recipe
-from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor, cross_validate
+from measureflow.runs.solution import DivergenceError
+from measureflow.tables import training, trials
+from measureflow.tables.choosing import SPREADS
+from measureflow.tables.crossvalidation import cross_validate
+from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor
+from measureflow.tables.methods import METHODS, WITHOUT_ENTROPY
+from measureflow.tables.recipe import steps_for
+from measureflow.tables.stopping import PATIENCE
 
-# NumPyro and Optax promote integers and ranks.
-pytestmark = pytest.mark.standard_promotion
+pytestmark = [
+    # NumPyro and Optax promote integers and ranks.
+    pytest.mark.standard_promotion,
+    # Fits are short here; test_fitting.py looks at convergence.
+    pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
+]
 
 # Linear models without noise compile fastest, and the rules do not look at the method.
 SHELL = {"method": "DE", "hidden": (), "particles": 3, "steps": 1_000, "step_size": 0.05, "prior_weight": 1.0}
@@ -162,7 +172,7 @@ def test_what_is_predicted_for_a_row_does_not_depend_on_the_others(fitted):
     assert np.all(np.concatenate([fitted.predict(TEST_X[:1]), fitted.predict(TEST_X[1:])]) == whole)
 
 
-@pytest.mark.parametrize("method", recipe.METHODS)
+@pytest.mark.parametrize("method", METHODS)
 def test_methods_learn(method):
     estimator = regressor(method=method).fit(X, Y)
     assert estimator.score(TEST_X, TEST_Y) > 0.5
@@ -180,13 +190,14 @@ def test_the_prior_weight_and_the_spread_are_chosen_where_there_are_rows():
     many = np.random.default_rng(0).normal(size=(60, 2))
     noise = 0.3 * np.random.default_rng(1).normal(size=60)
     estimator = shell(prior_weight=None).fit(many, many[:, 0] + noise)
-    candidates = [tuple(candidate) for candidate in recipe.CANDIDATES[False]]
-    assert list(estimator.validation_scores_) == candidates
+    candidates = [tuple(candidate) for candidate in WITHOUT_ENTROPY]
+    tried = estimator.validation_scores_
+    assert list(zip(tried["prior_weight"], tried["share_of_steps"], strict=True)) == candidates
     chosen = (estimator.prior_weight_, estimator.n_iter_ / SHELL["steps"])
     assert chosen in candidates
-    assert estimator.spread_ in recipe.SPREADS
-    best = max(estimator.validation_scores_.values())
-    assert estimator.validation_scores_[chosen] > best - 0.5
+    assert estimator.spread_ in SPREADS
+    best = max(tried["log_density"])
+    assert tried["log_density"][candidates.index(chosen)] > best - 0.5
     # A Gaussian that knew the noise would reach −½ log 2πe + log(deviation of y/0.3).
     assert best > -1.419 + np.log(1 / 0.3) - 0.6
 
@@ -325,7 +336,7 @@ def test_many_columns():
     rng = np.random.default_rng(0)
     wide = rng.normal(size=(20, 10_000))
     estimator = shell(hidden=(4,), steps=None, method="DLE").fit(wide, wide[:, 0])
-    assert estimator.n_iter_ == recipe.steps_for(20, 10_000 * 4 + 4 + 4 * 2 + 2, classes=False)
+    assert estimator.n_iter_ == steps_for(20, 10_000 * 4 + 4 + 4 * 2 + 2, classes=False)
     assert estimator.score(wide, wide[:, 0]) > 0.1
     # One column of 10,000 cannot be found in 20 rows: elsewhere three draws from about the prior predict, and
     # their mean has a variance of about 1.
@@ -504,7 +515,7 @@ def test_wrong_settings_raise_when_fitted(settings, message):
 
 def test_a_run_that_diverges_says_so():
     estimator = shell(method="DLE", step_size=1e30)
-    with pytest.raises(FloatingPointError, match=r"step_size=1e\+30; try a smaller one"):
+    with pytest.raises(DivergenceError, match=r"became NaN or infinite .* step_size=1e\+30; try a smaller"):
         estimator.fit(X, Y)
     with pytest.raises(NotFittedError):
         estimator.predict(X)
@@ -513,7 +524,7 @@ def test_a_run_that_diverges_says_so():
 def test_a_warm_start_that_diverges_leaves_the_earlier_fit():
     estimator = shell(warm_start=True).fit(X, Y)
     before = estimator.predict(TEST_X)
-    with pytest.raises(FloatingPointError, match="step_size"):
+    with pytest.raises(DivergenceError, match="step_size"):
         estimator.set_params(step_size=1e30).fit(X, Y)
     assert np.all(estimator.predict(TEST_X) == before)
 
@@ -607,32 +618,32 @@ def test_warm_start_of_classes():
 
 
 class Counted:
-    """How often a compiled call is made."""
+    """How many steps are taken, in all compiled calls together."""
 
-    def __init__(self, monkeypatch, name):
-        self.calls, program = 0, getattr(recipe, name)
+    def __init__(self, monkeypatch):
+        self.steps, program = 0, trials._advance
 
         def counting(*arguments):
-            self.calls += 1
+            self.steps += int(arguments[-1])
             return program(*arguments)
 
-        monkeypatch.setattr(recipe, name, counting)
+        monkeypatch.setattr(trials, "_advance", counting)
 
 
 def test_early_stopping(monkeypatch):
     """Noise cannot be learned: the held-out rows soon see it."""
     noise = np.random.default_rng(5).normal(size=40)
-    blocks, fit, seen = Counted(monkeypatch, "_advance"), recipe.Trainer.fit, []
+    taken, fit, seen = Counted(monkeypatch), training.Trainer.fit, []
 
     def watched(trainer, tables, key, *, validation, **rest):
         seen.extend([*tables, *(validation or [])])
         return fit(trainer, tables, key, validation=validation, **rest)
 
-    monkeypatch.setattr(recipe.Trainer, "fit", watched)
+    monkeypatch.setattr(training.Trainer, "fit", watched)
     settings = {"steps": 20_000, "early_stopping": True, "validation_fraction": 0.25, "prior_weight": 1e-3}
     estimator = shell(**settings).fit(X, noise)
     assert 0 < estimator.n_iter_ < 10_000
-    assert blocks.calls * 500 == estimator.n_iter_ + 500 * recipe._Best.patience
+    assert taken.steps == estimator.n_iter_ + 500 * PATIENCE
     assert [len(table.weights) for table in seen] == [30, 10], "of 40 rows a quarter is held out"
     rows = np.concatenate([table.inputs for table in seen])
     assert_close(np.sort(rows[:, 0]), np.sort(np.asarray(standardised(estimator, X))[:, 0]), 1e-6)
@@ -715,10 +726,10 @@ def test_scores_are_those_of_the_estimators(regression_folds):
 
 
 def test_folds_are_one_program(monkeypatch, regression_folds):
-    blocks = Counted(monkeypatch, "_advance")
+    taken = Counted(monkeypatch)
     cut, _ = regression_folds
     cross_validate(shell(), X, Y, cv=cut)
-    assert blocks.calls == SHELL["steps"] // 500
+    assert taken.steps == SHELL["steps"]
 
 
 def test_folds_agree_with_fits_one_by_one():

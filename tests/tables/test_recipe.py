@@ -14,26 +14,23 @@ from quick import quickly_compiled  # noqa: F401
 
 from measureflow.flows.schedules import CosineDecay
 from measureflow.networks.likelihoods import Heteroscedastic
+from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.networks.network import Network
-from measureflow.tables import recipe
-from measureflow.tables.recipe import (
-    CANDIDATES,
+from measureflow.tables.choosing import (
     FEWEST_TO_CHOOSE,
     FOLDS,
     MANY,
     MOST_HELD_OUT,
     SPREADS,
-    Candidate,
-    Program,
-    Recipe,
-    Table,
-    Trainer,
-    batch_size_for,
     choose,
     folds,
-    statement,
-    steps_for,
 )
+from measureflow.tables.methods import METHODS, WITH_ENTROPY, WITHOUT_ENTROPY, Candidate
+from measureflow.tables.recipe import Recipe, batch_size_for, steps_for
+from measureflow.tables.stopping import PATIENCE, Best
+from measureflow.tables.table import Table, stacked
+from measureflow.tables.training import Trainer
+from measureflow.tables.trials import Plan
 
 # NumPyro and Optax promote integers and ranks.
 pytestmark = pytest.mark.standard_promotion
@@ -173,8 +170,9 @@ def test_batch_sizes():
 
 
 def test_candidates_go_by_method_and_rows():
-    for method, langevin in (("DRLE", True), ("DLE", True), ("FD-GVI", True), ("DE", False), ("DRE", False)):
-        assert Recipe(method).candidates(FEWEST_TO_CHOOSE) == CANDIDATES[langevin]
+    for name, method in METHODS.items():
+        expected = WITHOUT_ENTROPY if name in ("DE", "DRE") else WITH_ENTROPY
+        assert Recipe(method).candidates(FEWEST_TO_CHOOSE) == expected
         assert Recipe(method).candidates(FEWEST_TO_CHOOSE - 1) == (Candidate(1.0),)
         assert Recipe(method, prior_weight=0.2).candidates(10**6) == (Candidate(0.2),)
 
@@ -228,7 +226,7 @@ def test_some_rows_stand_for_their_own_cases():
 def test_padding_leaves_weighted_means_as_they_were():
     rng = np.random.default_rng(0)
     tables = [a_table(rows, seed=rows, weights=rng.integers(1, 5, rows)) for rows in (7, 4, 1)]
-    inputs, targets, weights = recipe._stacked(tables)
+    inputs, targets, weights = stacked(tables)
     assert inputs.shape == (3, 7, 2)
     assert targets.shape == weights.shape == (3, 7)
     for i, table in enumerate(tables):
@@ -245,16 +243,26 @@ def linear(columns=2):
     return Network.mlp(columns, (), 1)
 
 
+class Summed(NegativeLogLikelihood):
+    """A loss that is easy to add up."""
+
+    def __init__(self):
+        self.network, self.likelihood = linear(), unit_normal
+
+    def __call__(self, theta, batch):
+        return jnp.sum(batch)
+
+
 def test_statement():
     """V, W and τ of every method; J = 3, and the prior is N(0, 1)."""
     prior = linear().prior()
     theta, other = prior.sample(key(0), 2), prior.sample(key(1), 2)
     theta, other = (jax.tree.map(lambda leaf: leaf[0], draws) for draws in (theta, other))
-    w, mmd = jnp.asarray(0.3), jnp.asarray(0.5)
-    problems = {
-        method: statement(method, lambda theta, batch: jnp.sum(batch), prior, w, mmd)
-        for method in recipe.METHODS
-    }
+    w = jnp.asarray(0.3, jnp.float32)
+    problems = {}
+    for name, method in METHODS.items():
+        plan = Plan.of(Summed(), prior, Recipe(method), rows=2)
+        problems[name] = method.problem(plan.setting(jnp.asarray([0.3, 100.0])))
     batch = jnp.asarray([2.0, 5.0])
     for method, problem in problems.items():
         energy = problem.free_energy(batch)
@@ -296,8 +304,9 @@ def coefficients(particles):
 def trained(tables, method, key_, **settings):
     network = linear()
     settings = {"particles": 3, "steps": 4_000, "prior_weight": 20.0, "batch_size": 10**6} | settings
-    trainer = Trainer(network, unit_normal, network.prior(), Recipe(method, calibrate=False, **settings))
-    return trainer.fit(tables, key_)
+    loss = NegativeLogLikelihood(network, unit_normal)
+    recipe = Recipe(METHODS[method], calibrate=False, **settings)
+    return Trainer(loss, network.prior(), recipe).fit(tables, key_)
 
 
 def test_deep_ensembles_reach_ridge_regression():
@@ -314,10 +323,8 @@ def test_deep_ensembles_reach_ridge_regression():
         assert np.linalg.norm(expected - ridge(table, 1e-9)[0]) > 0.3, "the prior shrinks"
         for particle in theta:
             assert_close(particle, expected, 2e-3)
-    assert found.chosen == [Candidate(20.0)] * 3
-    assert found.scores == [{}] * 3
-    assert found.spreads == [1.0] * 3
-    assert found.steps == [4_000] * 3
+    assert found.choices == [(Candidate(20.0), 1.0, {})] * 3
+    assert found.steps == found.planned == [4_000] * 3
 
 
 def test_batches_reach_the_same():
@@ -344,19 +351,9 @@ def test_parametric_inference_reaches_the_best_gaussian():
 def test_log_densities_are_those_of_the_widened_mixture():
     network, likelihood = Network.mlp(2, (3,), 2), Heteroscedastic(smallest_scale=1e-3)
     prior, table = network.prior(), a_table(6)
-    program = Program(
-        network,
-        likelihood,
-        prior,
-        *(jnp.asarray(number, jnp.float32) for number in (0.5, 0.01, 0.9)),
-        method="DE",
-        particles=4,
-        batch_size=None,
-        longest=500,
-        mesh=None,
-    )
+    plan = Plan.of(NegativeLogLikelihood(network, likelihood), prior, Recipe(METHODS["DE"]), rows=6)
     particles, spreads = prior.sample(key(3), 4), np.array([0.5, 1.0, 2.0])
-    densities = program.log_densities(
+    densities = plan.log_densities(
         jnp.asarray(spreads, jnp.float32), particles, jnp.asarray(table.inputs), jnp.asarray(table.targets)
     )
     outputs = np.asarray(jax.vmap(network.apply, (0, None))(particles, jnp.asarray(table.inputs)), np.float64)
@@ -367,9 +364,7 @@ def test_log_densities_are_those_of_the_widened_mixture():
             table.targets, centre + spread * (locations - centre), spread * scales
         )
         assert_close(density, scipy.special.logsumexp(of_members, axis=0) - np.log(4), 1e-4)
-    (as_it_is,) = program.log_densities(
-        None, particles, jnp.asarray(table.inputs), jnp.asarray(table.targets)
-    )
+    (as_it_is,) = plan.log_densities(None, particles, jnp.asarray(table.inputs), jnp.asarray(table.targets))
     assert_close(as_it_is, densities[1], 1e-5)
 
 
@@ -384,10 +379,11 @@ def test_choosing_on_tables_of_many_and_few_rows():
         size=MANY - 1
     )
     weighted = Table.of(few.inputs, mixed.astype(np.float32), np.where(half, 1.0, 9.0))
-    settings = Recipe("DE", steps=500, calibrate=False, batch_size=50, step_size=0.05)
-    found = Trainer(network, unit_normal, network.prior(), settings).fit([few, noisy, weighted], key(0))
-    for scores, variance in zip(found.scores, (1, 9, 1.8), strict=True):
-        assert len(scores) == len(CANDIDATES[False])
+    recipe = Recipe(METHODS["DE"], steps=500, calibrate=False, batch_size=50, step_size=0.05)
+    loss = NegativeLogLikelihood(network, unit_normal)
+    found = Trainer(loss, network.prior(), recipe).fit([few, noisy, weighted], key(0))
+    for (_, _, scores), variance in zip(found.choices, (1, 9, 1.8), strict=True):
+        assert len(scores) == len(WITHOUT_ENTROPY)
         # That of the truth, N(f(x), 1), where the noise has this variance.
         best = -0.5 * np.log(2 * np.pi) - 0.5 * variance
         assert max(scores.values()) == pytest.approx(best, abs=5 * variance / np.sqrt(2 * MANY / 10))
@@ -396,17 +392,29 @@ def test_choosing_on_tables_of_many_and_few_rows():
 # Stopping early
 
 
+def looks(tables, end, scores):
+    """Early stopping, its members numbered by the looks, and `scores` those of every look."""
+    seen = []
+
+    def members():
+        seen.append(len(seen) + 1)
+        return {"leaf": jnp.full((len(tables), 1, 3), float(seen[-1]))}
+
+    def log_densities(members, tables):
+        return [
+            np.full((1, 1, len(table.weights)), score)
+            for table, score in zip(tables, scores(seen[-1]), strict=True)
+        ]
+
+    return Best(SimpleNamespace(members=members, log_densities=log_densities), tables, end)
+
+
 def test_the_best_seen_is_kept_for_every_table():
-    scores = iter([[0.0, 0.0], [1.0, -1.0], [np.nan, 2.0], [0.5, 1.0]])
-    tables = [a_table(2, weights=[1, 3]), a_table(2)]
-    run = SimpleNamespace(
-        steps=100_000,
-        log_densities=lambda members, tables: [np.full((1, 1, 2), score) for score in next(scores)],
-    )
-    best = recipe._Best(run, tables)
+    scores = [[0.0, 0.0], [1.0, -1.0], [np.nan, 2.0], [0.5, 1.0]]
+    best = looks([a_table(2, weights=[1, 3]), a_table(2)], 100_000, lambda look: scores[look - 1])
     for look in range(1, 5):
-        members = {"leaf": jnp.full((2, 1, 3), float(look))}
-        assert not best.no_longer_improves(members, look * best.interval)
+        assert not best(look * best.interval, {}, None)
+        assert not best(look * best.interval + 1, {}, None), "no look in between"
     assert np.asarray(best.members["leaf"])[:, 0, 0].tolist() == [2.0, 3.0]
     assert best.steps == [2 * best.interval, 3 * best.interval]
     assert best.scores.tolist() == [1.0, 2.0]
@@ -414,30 +422,27 @@ def test_the_best_seen_is_kept_for_every_table():
 
 def test_stopping_waits_for_every_table():
     """One improves at every look, until it no longer does; then patience runs out."""
-    tables, look = [a_table(2), a_table(2)], 0
-    run = SimpleNamespace(
-        steps=10**6,
-        log_densities=lambda members, tables: [np.full((1, 1, 2), min(look, 15.0)), np.zeros((1, 1, 2))],
-    )
-    best = recipe._Best(run, tables)
-    stopped = False
-    while not stopped:
+    best, look = looks([a_table(2), a_table(2)], 10**6, lambda look: [min(look, 15.0), 0.0]), 1
+    while not best(look * best.interval, {}, None):
         look += 1
-        stopped = best.no_longer_improves({"leaf": jnp.zeros((2, 1, 1))}, look * best.interval)
-    assert look == 15 + best.patience
+    assert look == 15 + PATIENCE
     assert best.steps == [15 * best.interval, best.interval]
 
 
 def test_validation_rows_are_weighted():
     table = a_table(2, weights=[1, 3])
-    run = SimpleNamespace(steps=1_000, log_densities=lambda members, tables: [np.array([[[1.0, 2.0]]])])
-    best = recipe._Best(run, [table])
-    best.no_longer_improves({"leaf": jnp.zeros((1, 1, 1))}, best.interval)
+    trials = SimpleNamespace(
+        members=lambda: {"leaf": jnp.zeros((1, 1, 1))},
+        log_densities=lambda members, tables: [np.array([[[1.0, 2.0]]])],
+    )
+    best = Best(trials, [table], 1_000)
+    best(best.interval, {}, None)
     assert_close(best.scores, [1.75], 1e-12)
 
 
-def test_no_more_steps_are_reported_than_taken():
-    run = SimpleNamespace(steps=300, log_densities=lambda members, tables: [np.zeros((1, 1, 2))])
-    best = recipe._Best(run, [a_table(2)])
-    best.no_longer_improves({"leaf": jnp.zeros((1, 1, 1))}, 500)
+def test_a_run_is_looked_at_when_it_ends():
+    best = looks([a_table(2)], 300, lambda look: [0.0])
+    best(100, {}, None)
+    assert best.members is None
+    best(300, {}, None)
     assert best.steps == [300]

@@ -57,7 +57,7 @@ def place(mesh: Mesh | None, tree: PyTree, spec: P = _EVERYWHERE) -> PyTree:
 
 
 def agreed(value: int) -> int:
-    """The largest value of all processes: what a clock or a signal decides, all must decide alike."""
+    """The largest value of all processes: what a clock or a signal decides must be the same in all."""
     if jax.process_count() == 1:
         return value
     return int(np.max(multihost_utils.process_allgather(np.int32(value))))

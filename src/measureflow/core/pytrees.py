@@ -29,6 +29,16 @@ def is_concrete(value: Any) -> bool:
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
 
 
+def is_key(value: Any) -> bool:
+    """Whether it holds typed random keys."""
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def numbers_of(array: Any) -> Any:
+    """Random keys as the numbers that they are made of; other arrays as they are."""
+    return jax.random.key_data(array) if is_key(array) else array
+
+
 def strong(value: Any) -> Array:
     """`value` as a strongly typed floating-point array.
 
@@ -36,9 +46,15 @@ def strong(value: Any) -> Array:
     again.
     """
     dtype = jnp.result_type(value)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise TypeError(
+            f"numbers must be real, got {dtype} of shape {jnp.shape(value)}; pass real and imaginary parts "
+            "as two numbers, jnp.stack([z.real, z.imag], axis=-1)."
+        )
     if not jnp.issubdtype(dtype, jnp.floating) or isinstance(value, float):
         dtype = jnp.result_type(float)
-    return jax.lax.convert_element_type(jnp.asarray(value), dtype)
+    # At once: an integer of NumPy has 64 bits, of which JAX would first drop half.
+    return jax.lax.convert_element_type(jnp.asarray(value, dtype), dtype)
 
 
 def strong_tree(tree: PyTree) -> Parameters:
@@ -65,7 +81,7 @@ def particle_count(particles: Particles) -> int:
 
 
 def particle_dimension(particles: Particles) -> int:
-    """J, of each."""
+    """J, the number of coordinates of each particle."""
     return dimension(particles) // particle_count(particles)
 
 

@@ -55,10 +55,21 @@ class CountedFlow(AbstractFlow):
 
 
 def counted(flow: AbstractFlow, problem: Problem, initial: Any) -> AbstractFlow:
-    """`flow`, or the same with its steps counted if its states do not count them."""
+    """`flow`, or the same with its steps counted if its states, of which `initial` may be one, do not."""
     if isinstance(initial, Counted):
         return CountedFlow(flow)
-    has_steps = hasattr(initial, "step") or hasattr(
-        eqx.filter_eval_shape(flow.init, problem, initial), "step"
-    )
-    return flow if has_steps else CountedFlow(flow)
+    state = initial if hasattr(initial, "step") else eqx.filter_eval_shape(flow.init, problem, initial)
+    return flow if hasattr(state, "step") else CountedFlow(flow)
+
+
+def begun(flow: AbstractFlow, problem: Problem, initial: Any) -> tuple[AbstractFlow, Any]:
+    """The flow and its state at `initial`, steps counted if its states do not count them. What has a `step`
+    is a state to continue from."""
+    if isinstance(initial, Counted):
+        flow = CountedFlow(flow)
+    if hasattr(initial, "step"):
+        return flow, flow.resume(problem, initial)
+    state = flow.init(problem, initial)
+    if hasattr(state, "step"):
+        return flow, state
+    return CountedFlow(flow), Counted(state, jnp.zeros((), jnp.int32))

@@ -12,8 +12,12 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from measureflow.core.pytrees import Particles, particle_count, shapes_of, shown_shapes
+from measureflow.core.showing import one_line
+from measureflow.core.validation import require_particles
 from measureflow.flows.observing import observed
-from measureflow.spaces.measures import AbstractMeasure, Empirical
+from measureflow.saving.registry import require, saved
+from measureflow.spaces.empirical import Empirical
+from measureflow.spaces.measures import AbstractMeasure
 from measureflow.statement.problem import Problem
 
 
@@ -21,22 +25,45 @@ class AbstractFlow(eqx.Module):
     """How a problem is solved.
 
     `init`, `step` and `measure` make a flow. A state is any pytree of arrays. It should have a field `step`,
-    the number of steps taken, which every step raises by one, and randomness is then `key` folded with it:
-    `jax.random.fold_in(key, state.step)`, so that resuming is exact. A state without one is counted by
-    `solve`, which gives every step a key of its own.
+    the number of steps taken, which every step raises by one; randomness then comes from `key` folded with
+    it, `jax.random.fold_in(key, state.step)`, so that resuming is exact. If a state has no such field,
+    `solve` counts its steps and gives every step a key of its own.
     """
 
-    #: What `finite` counts, and what to try where they are not.
+    def __repr__(self) -> str:
+        return one_line(self)
+
+    #: What `finite` counts, and what to try where some became NaN or infinite.
     movers: ClassVar[str] = "particles"
     remedy: ClassVar[str] = "smaller steps"
 
     @abc.abstractmethod
     def init(self, problem: Problem, initial: Any) -> Any:
-        """The state at step 0."""
+        """The state at step 0.
+
+        Parameters
+        ----------
+        problem
+            What is minimised.
+        initial
+            What the user passed to `solve`: particles, or whatever else this flow begins from.
+        """
 
     @abc.abstractmethod
     def step(self, problem: Problem, state: Any, batch: PyTree, key: Key[Array, ""]) -> Any:
-        """One step, on the batch of this step (None where there is no data)."""
+        """The state after one more step: a pure function, compiled.
+
+        Parameters
+        ----------
+        problem
+            What is minimised: `problem.free_energy(batch)` has its V, W, τ and rest.
+        state
+            The state before the step.
+        batch
+            The batch of this step; None where there is no data.
+        key
+            The key of the run where the state has a field `step`, else one of this step alone.
+        """
 
     @abc.abstractmethod
     def measure(self, state: Any) -> AbstractMeasure:
@@ -49,14 +76,14 @@ class AbstractFlow(eqx.Module):
         except (AttributeError, TypeError, KeyError, IndexError):
             raise TypeError(
                 f"initial is a {type(state).__name__}, which {type(self).__name__} cannot continue from; "
-                "pass solution.measure.particles to begin anew."
+                "pass solution.measure.particles to start over."
             ) from None
         initial = measure.particles if isinstance(measure, Empirical) else measure
         expected = eqx.filter_eval_shape(self.init, problem, initial)
         if shapes_of(state) != shapes_of(expected):
             raise ValueError(
                 "initial is a state of another flow or problem: its arrays are "
-                f"{shown_shapes(state)}, expected {shown_shapes(expected)}; begin anew from "
+                f"{shown_shapes(state)}, expected {shown_shapes(expected)}; start over from "
                 "solution.measure.particles."
             )
         return state
@@ -132,3 +159,21 @@ def optimiser_step(
     with jax.numpy_dtype_promotion("standard"):
         updates, memory = optimiser.update(gradient, memory, parameters)
         return optax.apply_updates(parameters, updates), memory
+
+
+def _require_sound(state: Any) -> None:
+    """Raises where a file says what cannot be: a state counts its steps, and all else are arrays."""
+    counts = isinstance(state.step, jax.Array) and state.step.shape == ()
+    counts = counts and jnp.issubdtype(state.step.dtype, jnp.integer) and int(state.step) >= 0
+    require(counts, "step is not a number of steps")
+    require(all(map(eqx.is_array_like, jax.tree.leaves(state))), "it holds something that is not an array")
+    particles, drift = getattr(state, "particles", None), getattr(state, "drift", None)
+    floats = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(particles))
+    require(floats, "particles does not hold floating-point arrays")
+    if particles is not None:
+        require_particles("particles", particles)
+    require(drift is None or shapes_of(drift) == shapes_of(particles), "drift and particles differ in shape")
+
+
+#: Files may hold states of this class.
+in_files = functools.partial(saved, check=_require_sound)

@@ -10,10 +10,12 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from measureflow.core.pytrees import Parameters, Particles, as_matrix, particle_count, squared_norm
+from measureflow.core.showing import one_line
 from measureflow.core.validation import require_count, require_particles
-from measureflow.flows.flow import AbstractFlow, optimiser_step, require_optimiser
+from measureflow.flows.flow import AbstractFlow, in_files, optimiser_step, require_optimiser
 from measureflow.numerics.integration import draws
-from measureflow.spaces.measures import Empirical, Gaussian
+from measureflow.spaces.empirical import Empirical
+from measureflow.spaces.measures import Gaussian
 from measureflow.statement.problem import Problem, value_parts
 
 
@@ -65,12 +67,26 @@ class FullRankGaussian(AbstractFamily):
         return Gaussian(mean, jnp.linalg.cholesky(covariance))
 
 
+@in_files
 class ParametricState(eqx.Module):
-    """ν, the number of steps taken, and what the optimiser remembers."""
+    """The state of a `ParametricFlow`.
+
+    Parameters
+    ----------
+    parameters
+        ν.
+    step
+        The number of steps taken.
+    memory
+        What the optimiser remembers.
+    """
 
     parameters: PyTree
     step: Int[Array, ""]
     memory: PyTree
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
 
 class ParametricFlow(AbstractFlow):
@@ -120,9 +136,9 @@ class ParametricFlow(AbstractFlow):
             return self.family.moment_matched(Empirical(particles))
         except ValueError:
             raise ValueError(
-                f"initial holds {particle_count(particles)} particles whose moments are no Gaussian of the "
-                f"family {type(self.family).__name__}: some direction has no spread; pass more particles, or "
-                "a Gaussian."
+                f"initial holds {particle_count(particles)} particles whose moments do not define a "
+                f"Gaussian of the family {type(self.family).__name__}: some direction has no spread; pass "
+                "more particles, or a Gaussian."
             ) from None
 
     def objective_parts(

@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from measureflow.core.pytrees import Parameters, Particles, is_concrete, shown_shapes, strong_tree
+from measureflow.core.showing import one_line
 from measureflow.core.validation import positive_number, require_count, require_positive
 from measureflow.flows.scalings import AbstractScaling, Diagonal
 
@@ -22,15 +24,18 @@ class AbstractPreconditioner(eqx.Module):
     #: Whether g depends on the particles and drifts it has seen.
     adaptive: ClassVar[bool]
 
+    def __repr__(self) -> str:
+        return one_line(self)
+
     @abc.abstractmethod
     def init(self, particles: Particles) -> PyTree:
-        """What it remembers."""
+        """Its memory before the first step."""
 
     @abc.abstractmethod
     def update(
         self, memory: PyTree, particles: Particles, gradient: Particles, step: Int[Array, ""]
     ) -> PyTree:
-        """What it remembers after seeing the particles and the drift of this step."""
+        """Its memory after it has seen the particles and the drift of this step."""
 
     @abc.abstractmethod
     def scaling(self, memory: PyTree, step: Int[Array, ""]) -> AbstractScaling:
@@ -59,19 +64,37 @@ def _fitted(name: str, scale: Parameters, theta: Parameters) -> Parameters:
     if not fits:
         raise ValueError(
             f"{name} has shapes {shown_shapes(scale)}, one particle {shown_shapes(theta)}; pass a number, or "
-            "a pytree like one particle."
+            "a pytree like one particle, with one number per coordinate."
         )
     return jax.tree.map(lambda g, x: g.astype(x.dtype), scale, theta)
 
 
+def _require_scale(name: str, scale: Parameters) -> None:
+    """Numbers > 0, one per coordinate."""
+    for leaf in jax.tree.leaves(scale) if is_concrete(scale) else []:
+        square = leaf.ndim == 2 and leaf.shape[0] == leaf.shape[1] > 1
+        if square and np.any(leaf <= 0) and np.all(np.diagonal(leaf) > 0):
+            raise ValueError(
+                f"{name} is a matrix of shape {leaf.shape}, but g has one number per coordinate; pass the "
+                "diagonal, jnp.diagonal(matrix)."
+            )
+    require_positive(name, scale, "it multiplies the step size.")
+
+
 class FixedPreconditioner(AbstractDiagonalPreconditioner):
-    """A constant g > 0: a number, or a pytree like θ whose leaves may be scalars."""
+    """A constant g > 0.
+
+    Parameters
+    ----------
+    scale
+        g: a number, or a pytree like θ whose leaves may be scalars.
+    """
 
     scale: Parameters = eqx.field(converter=strong_tree)
     adaptive: ClassVar[bool] = False
 
     def __check_init__(self) -> None:
-        require_positive("FixedPreconditioner scale", self.scale, "it multiplies the step size.")
+        _require_scale("FixedPreconditioner scale", self.scale)
 
     def init(self, particles: Particles) -> Parameters:
         return _fitted("FixedPreconditioner scale", self.scale, jax.tree.map(lambda leaf: leaf[0], particles))
@@ -102,9 +125,20 @@ def _epsilon(value: Any) -> Float[Array, ""]:
 class RMSPreconditioner(AbstractDiagonalPreconditioner):
     """g = s/(√v + ε), v the running mean of squared drifts over particles and steps.
 
-    `scale` s is a number, or a pytree like θ whose leaves may be scalars: where some coordinates should move
-    less than others. g adapts for `adapt_steps` steps and then freezes. While it adapts the chain has no
-    invariant law, so nothing before `adapt_steps` is a sample of q*.
+    g adapts for `adapt_steps` steps and then freezes. While it adapts the chain has no invariant law, so
+    nothing before `adapt_steps` is a sample of q*.
+
+    Parameters
+    ----------
+    adapt_steps
+        How many steps it adapts for, before it freezes.
+    decay
+        Of the running mean: 0.99 averages over 100 steps.
+    epsilon
+        ε, which bounds g by s/ε.
+    scale
+        s: a number, or a pytree like θ whose leaves may be scalars, where some coordinates should move
+        less than others.
     """
 
     adapt_steps: Int[Array, ""] = eqx.field(converter=_adapt_steps)
@@ -115,7 +149,7 @@ class RMSPreconditioner(AbstractDiagonalPreconditioner):
 
     def __check_init__(self) -> None:
         require_positive("RMSPreconditioner 1 − decay", 1 - self.decay, "0.99 averages over 100 steps.")
-        require_positive("RMSPreconditioner scale", self.scale, "it multiplies the step size.")
+        _require_scale("RMSPreconditioner scale", self.scale)
 
     def init(self, particles: Particles) -> Parameters:
         memory = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), particles)

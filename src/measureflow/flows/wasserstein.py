@@ -19,9 +19,16 @@ from measureflow.core.pytrees import (
     subtract,
     total,
 )
+from measureflow.core.showing import one_line
 from measureflow.core.validation import positive_number, require_particles, require_positive
 from measureflow.flows.drifts import drift, pairs_key
-from measureflow.flows.flow import AbstractFlow, finite_particles, optimiser_step, require_optimiser
+from measureflow.flows.flow import (
+    AbstractFlow,
+    finite_particles,
+    in_files,
+    optimiser_step,
+    require_optimiser,
+)
 from measureflow.flows.integrators import (
     AbstractIntegrator,
     EulerMaruyama,
@@ -43,18 +50,34 @@ from measureflow.flows.scalings import AbstractScaling, Identity
 from measureflow.flows.schedules import Tabulated
 from measureflow.numerics.interactions import AbstractInteractions, ExactInteractions
 from measureflow.numerics.ring import RingInteractions
-from measureflow.spaces.measures import Empirical
+from measureflow.spaces.empirical import Empirical
 from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.problem import Problem
 
 
+@in_files
 class ParticleState(eqx.Module):
-    """Particles, the number of steps taken, and what optimiser, or preconditioner and momentum, remember."""
+    """The state of a `WassersteinFlow`.
+
+    Parameters
+    ----------
+    particles
+        Where they are.
+    step
+        The number of steps taken.
+    memory
+        What the preconditioner or the optimiser remembers.
+    drift
+        The running mean of momentum.
+    """
 
     particles: Particles
     step: Int[Array, ""]
     memory: PyTree = None
     drift: Particles | None = None
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
 
 def _step_size(value: Any) -> Any:

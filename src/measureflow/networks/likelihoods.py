@@ -5,6 +5,7 @@ A likelihood is any function outputs ↦ NumPyro distribution; those here also s
 
 import abc
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -12,16 +13,20 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.nn import softplus
-from jaxtyping import Array, Float, PyTree, Shaped
+from jaxtyping import Array, Float
 from numpyro.distributions import Distribution
-from numpyro.distributions.discrete import BernoulliLogits, CategoricalLogits, CategoricalProbs
+from numpyro.distributions.discrete import BernoulliLogits, CategoricalLogits
 
-from measureflow.core.pytrees import Parameters, shown_shapes, strong, weighted_mean
+from measureflow.core.pytrees import strong
+from measureflow.core.showing import one_line
 from measureflow.core.validation import positive_number, require_count, require_positive
-from measureflow.networks.network import Network
+from measureflow.networks.counts import PrecisePoisson
+from measureflow.saving.registry import saved
 
-# exp of anything outside ± this is no count that float32 can tell from its neighbours.
+# Beyond exp(± this), float32 cannot tell a count from its neighbours.
 _LARGEST_LOG_MEAN = 20.0
+#: The largest mean of a count: larger ones are not predicted.
+LARGEST_MEAN = math.exp(_LARGEST_LOG_MEAN)
 # What keeps Student's variance, and the concentration of counts, finite and positive in float32.
 _MARGIN = 1e-3
 
@@ -47,10 +52,18 @@ class AbstractLikelihood(eqx.Module):
     o₂ of all targets, and so on. The last `constants` of these are meant not to depend on the input;
     `network.with_constants(likelihood.constants * likelihood.targets)` appends them. One target is an event
     of shape (); several are independent given the outputs, and an event of shape (targets,).
+
+    Parameters
+    ----------
+    targets
+        How many numbers a case has to predict.
     """
 
     targets: int = eqx.field(static=True, default=1, kw_only=True, converter=_number_of_targets)
     constants: ClassVar[int] = 0
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     @property
     @abc.abstractmethod
@@ -80,11 +93,18 @@ class AbstractLikelihood(eqx.Module):
         return self.law(jnp.swapaxes(grouped, -1, -2)).to_event(1)
 
 
+@saved
 class Heteroscedastic(AbstractLikelihood):
     """Normal(o₁, softplus(o₂) + ε): the noise depends on the input.
 
-    ε is `smallest_scale`, in units of the targets that the network sees. It bounds the density by 1/(ε√2π);
-    without it, one case that is met exactly has a loss of −∞.
+    ε bounds the density by 1/(ε√2π); without it, one case that is met exactly has a loss of −∞.
+
+    Parameters
+    ----------
+    targets
+        How many numbers a case has to predict.
+    smallest_scale
+        ε > 0, in units of the targets that the network sees.
     """
 
     smallest_scale: Float[Array, ""] = eqx.field(default=1e-4, kw_only=True, converter=_smallest_scale)
@@ -97,10 +117,16 @@ class Heteroscedastic(AbstractLikelihood):
         return dist.Normal(outputs[..., 0], _scale(outputs[..., 1], self.smallest_scale))
 
 
+@saved
 class Homoscedastic(AbstractLikelihood):
     """Normal(o₁, softplus(o₂) + ε), where o₂ is a learned constant: the noise is the same for all inputs.
 
-    ε is `smallest_scale`, as in `Heteroscedastic`.
+    Parameters
+    ----------
+    targets
+        How many numbers a case has to predict.
+    smallest_scale
+        ε > 0, in units of the targets that the network sees.
     """
 
     smallest_scale: Float[Array, ""] = eqx.field(default=1e-4, kw_only=True, converter=_smallest_scale)
@@ -114,11 +140,17 @@ class Homoscedastic(AbstractLikelihood):
         return dist.Normal(outputs[..., 0], _scale(outputs[..., 1], self.smallest_scale))
 
 
+@saved
 class StudentT(AbstractLikelihood):
     """Student's t with location o₁, scale softplus(o₂) + ε and 2.001 + softplus(o₃) degrees of freedom, where
     o₃ is a learned constant: outliers pull less, and the variance is finite.
 
-    ε is `smallest_scale`, as in `Heteroscedastic`.
+    Parameters
+    ----------
+    targets
+        How many numbers a case has to predict.
+    smallest_scale
+        ε > 0, in units of the targets that the network sees.
     """
 
     smallest_scale: Float[Array, ""] = eqx.field(default=1e-4, kw_only=True, converter=_smallest_scale)
@@ -133,8 +165,15 @@ class StudentT(AbstractLikelihood):
         return dist.StudentT(freedom, outputs[..., 0], _scale(outputs[..., 1], self.smallest_scale))
 
 
+@saved
 class Bernoulli(AbstractLikelihood):
-    """P(y = 1) = 1/(1 + exp(−o₁)): two classes, 0 and 1."""
+    """P(y = 1) = 1/(1 + exp(−o₁)): two classes, 0 and 1.
+
+    Parameters
+    ----------
+    targets
+        How many numbers a case has to predict.
+    """
 
     @property
     def outputs_per_target(self) -> int:
@@ -144,8 +183,17 @@ class Bernoulli(AbstractLikelihood):
         return BernoulliLogits(outputs[..., 0])
 
 
+@saved
 class Categorical(AbstractLikelihood):
-    """P(y = c) ∝ exp(o_c): `classes` classes, 0, 1, …; targets are integers."""
+    """P(y = c) ∝ exp(o_c): classes 0, 1, …; targets are integers.
+
+    Parameters
+    ----------
+    classes
+        The number of classes, at least 2.
+    targets
+        How many numbers a case has to predict.
+    """
 
     classes: int = eqx.field(static=True, converter=_number_of_classes)
 
@@ -157,11 +205,16 @@ class Categorical(AbstractLikelihood):
         return CategoricalLogits(outputs)
 
 
+@saved
 class Poisson(AbstractLikelihood):
     """Poisson(exp(o₁)): counts 0, 1, 2, … whose variance is their mean.
 
-    o₁ is clipped to ±20, means from 10⁻⁹ to 5·10⁸: beyond, only a run that diverges gets. In float32 log p
-    of a count y is rounded at about 10⁻⁷·y log y.
+    o₁ is clipped to ±20, means from 10⁻⁹ to 5·10⁸: only a diverging run goes beyond.
+
+    Parameters
+    ----------
+    targets
+        How many numbers a case has to predict.
     """
 
     @property
@@ -169,13 +222,19 @@ class Poisson(AbstractLikelihood):
         return 1
 
     def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
-        return dist.Poisson(_mean_count(outputs[..., 0]))
+        return PrecisePoisson(_mean_count(outputs[..., 0]))
 
 
+@saved
 class NegativeBinomial(AbstractLikelihood):
     """Counts with mean μ = exp(o₁) and variance μ + μ²/α, where α = softplus(o₂) + 0.001.
 
     o₁ is clipped to ±20, as in `Poisson`.
+
+    Parameters
+    ----------
+    targets
+        How many numbers a case has to predict.
     """
 
     @property
@@ -215,130 +274,17 @@ def distribution_of(
     return distribution.to_event(len(distribution.batch_shape) - len(cases))
 
 
-class NegativeLogLikelihood(eqx.Module):
-    """ℓ(θ, batch) = (1/n) Σᵢ −wᵢ log p(yᵢ | f_θ(xᵢ)) over the n rows of a batch.
-
-    A batch is (inputs, targets) or (inputs, targets, weights), weights 1 where there are none. The sum is
-    divided by n, not by Σᵢ wᵢ: so batches are unbiased, and weights of mean 1 leave the scale of ℓ as it is.
-    Targets have shape (rows,), or (rows, targets) where the distribution has several.
-    """
-
-    network: Network
-    likelihood: Callable[[Array], Distribution]
-
-    def __check_init__(self) -> None:
-        require_network(self.network)
-        require_likelihood(self.likelihood)
-
-    def __call__(self, theta: Parameters, batch: PyTree) -> Float[Array, ""]:
-        return weighted_mean(jnp.negative(self.log_likelihood(theta, batch)), self.case_weights(batch))
-
-    def log_likelihood(self, theta: Parameters, batch: PyTree) -> Float[Array, " rows"]:
-        """log p(yᵢ | f_θ(xᵢ)) of every row."""
-        distribution, values = self.predicted(theta, batch)
-        return jnp.asarray(distribution.log_prob(values))
-
-    def case_weights(self, batch: PyTree) -> Float[Array, " rows"] | None:
-        """The weights of a batch; None where it has none."""
-        return _unpacked(batch)[2]
-
-    def predicted(self, theta: Parameters, batch: PyTree) -> tuple[Distribution, Shaped[Array, "rows ..."]]:
-        """The law of every row's target, and the targets."""
-        inputs, targets, _ = _unpacked(batch)
-        outputs = self.network.apply(theta, inputs)
-        distribution = distribution_of(self.likelihood, outputs)
-        expected = distribution.batch_shape + distribution.event_shape
-        if targets.shape != expected:
-            remedy = "pass one target per row, and as many numbers per target as the likelihood has targets."
-            if targets.shape == (*expected, 1):
-                remedy = "drop the last axis with targets[..., 0]."
-            raise ValueError(f"targets have shape {targets.shape}, but the distribution {expected}; {remedy}")
-        return distribution, _as_values(distribution, targets, outputs)
-
-
-class MeanSquaredError(eqx.Module):
-    """ℓ(θ, batch) = (1/n) Σᵢ wᵢ ‖f_θ(xᵢ) − yᵢ‖² over the n rows of a batch, batches as in
-    `NegativeLogLikelihood`. Targets have the shape of the outputs, or (rows,) for one output."""
-
-    network: Network
-
-    def __check_init__(self) -> None:
-        require_network(self.network)
-
-    def __call__(self, theta: Parameters, batch: PyTree) -> Float[Array, ""]:
-        inputs, targets, weights = _unpacked(batch)
-        outputs = self.network.apply(theta, inputs)
-        if targets.ndim == 1 and outputs.shape[1] == 1:
-            targets = targets[:, None]
-        if targets.shape != outputs.shape:
-            raise ValueError(
-                f"targets have shape {targets.shape}, but the network's outputs {outputs.shape}; give both "
-                "one row per case and one column per target."
-            )
-        squares = jnp.square(outputs - _as_floats(targets, outputs))
-        return weighted_mean(jnp.sum(squares, axis=1), weights)
-
-
-def require_network(network: Any) -> None:
-    """`network` has a method apply(θ, inputs)."""
-    if not callable(getattr(network, "apply", None)):
-        raise TypeError(f"network must be a Network, got {network!r}; pass Network(init, apply).")
-
-
-def require_likelihood(likelihood: Any) -> None:
-    """`likelihood` is a function outputs ↦ distribution, not one of its own class or a distribution."""
-    if not callable(likelihood) or isinstance(likelihood, type | Distribution):
-        raise TypeError(
-            f"likelihood must be a function outputs ↦ distribution, got {likelihood!r}; pass "
-            "Heteroscedastic(), or lambda outputs: numpyro.distributions.Normal(outputs[..., 0], 1.0)."
-        )
-
-
-def _unpacked(batch: PyTree) -> tuple[PyTree, Shaped[Array, "rows ..."], Float[Array, " rows"] | None]:
-    """Inputs, targets, and weights or None."""
-    if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
-        raise TypeError(
-            f"batch must be (inputs, targets) or (inputs, targets, weights), got {shown_shapes(batch)}; "
-            "pass data=(X, y)."
-        )
-    inputs, targets, weights = (*batch, None)[:3]
-    targets = jnp.asarray(targets)
-    if weights is None:
-        return inputs, targets, None
-    weights = strong(weights)
-    if weights.shape != targets.shape[:1]:
-        raise ValueError(
-            f"weights have shape {weights.shape}, but there are targets of shape {targets.shape}; pass one "
-            "weight per row."
-        )
-    return inputs, targets, weights
-
-
-def _as_floats(targets: Shaped[Array, "..."], outputs: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Integers and truth values as floats; floats stay as precise as they are."""
-    return targets if jnp.issubdtype(targets.dtype, jnp.floating) else targets.astype(outputs.dtype)
-
-
-def _as_values(
-    distribution: Distribution, targets: Shaped[Array, "..."], outputs: Float[Array, "..."]
-) -> Shaped[Array, "..."]:
-    base = distribution.base_dist if isinstance(distribution, dist.Independent) else distribution
-    if not isinstance(base, CategoricalLogits | CategoricalProbs):
-        return _as_floats(targets, outputs)
-    if not jnp.issubdtype(targets.dtype, jnp.integer):
-        raise TypeError(
-            f"targets must be integers, the numbers of classes, got {targets.dtype}; pass y.astype(int)."
-        )
-    return targets
-
-
 @functools.singledispatch
 def _rescaled(
     distribution: Distribution, location: Float[Array, "..."], scale: Float[Array, "..."]
 ) -> Distribution:
-    raise TypeError(
-        f"location + scale·Y of {type(distribution).__name__} is not known; only Normal and StudentT, and "
-        "several of them, can change units: leave location and scale out, and the targets as they are."
+    raise _without_units(distribution)
+
+
+def _without_units(distribution: Distribution) -> TypeError:
+    return TypeError(
+        f"the law of location + scale·Y is not known for {type(distribution).__name__}; only Normal and "
+        "StudentT can be rescaled: leave location and scale out, and do not standardise the targets."
     )
 
 
@@ -365,21 +311,41 @@ def _rescaled_events(
     return _rescaled(distribution.base_dist, location, scale).to_event(distribution.reinterpreted_batch_ndims)
 
 
+def require_rescalable(distribution: Distribution, location: Any, scale: Any) -> None:
+    """location + scale·Y is known: Y is Normal or StudentT, or several of them, and `location` and `scale`
+    are numbers, or one per target."""
+    base = distribution
+    while isinstance(base, dist.Independent):
+        base = base.base_dist
+    if not isinstance(base, dist.Normal | dist.StudentT):
+        raise _without_units(base)
+    for name, value in (("location", location), ("scale", scale)):
+        if jnp.shape(value) not in ((), distribution.event_shape):
+            raise ValueError(
+                f"{name} has shape {jnp.shape(value)}, but an event of the distribution "
+                f"{distribution.event_shape}; pass one number, or one per target."
+            )
+
+
 def rescaled(distribution: Distribution, location: Any, scale: Any) -> Distribution:
     """The law of location + scale·Y, for Y Normal or StudentT, or several of them: so predictions for
-    standardised targets get their units back. `location` and `scale` are numbers, or have the shape of an
-    event: one number per target. `location` may also be one for each case, with the distribution's axes."""
+    standardised targets get their units back.
+
+    Parameters
+    ----------
+    distribution
+        The law of Y.
+    location
+        A number, or one per target; or one for each case, with the axes of the distribution.
+    scale
+        A number > 0, or one per target.
+    """
     location, scale = strong(location), strong(scale)
     require_positive("scale", scale, "pass the standard deviation of the targets.")
     whole = distribution.batch_shape + distribution.event_shape
     per_target = (1,) * len(distribution.batch_shape) + distribution.event_shape
     per_case = location.ndim == len(whole) and _broadcasts(location.shape, whole)
-    for name, value in (("location", location), ("scale", scale)):
-        if value.shape not in ((), distribution.event_shape) and not (name == "location" and per_case):
-            raise ValueError(
-                f"{name} has shape {value.shape}, but an event of the distribution "
-                f"{distribution.event_shape}; pass one number, or one per target."
-            )
+    require_rescalable(distribution, 0.0 if per_case else location, scale)
     location = location if per_case else jnp.broadcast_to(location, per_target)
     return _rescaled(distribution, location, jnp.broadcast_to(scale, per_target))
 

@@ -15,8 +15,9 @@ from jaxtyping import Array, Float, Key
 
 from measureflow.core.pytrees import dimension, particle_count
 from measureflow.numerics.interactions import EXACT
+from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import AbstractKernel
-from measureflow.spaces.measures import Empirical, Gaussian
+from measureflow.spaces.measures import Gaussian
 
 _QUADRATURE_DIMENSIONS = 2
 # Nodes on each axis and how far they reach, in standard deviations, by the number of dimensions. Two rules

@@ -30,8 +30,8 @@ from measureflow.spaces.kernels import AbstractKernel, AbstractRadialKernel, Ker
 
 
 class AbstractInteractions(eqx.Module):
-    """A way to sum the interactions of particles. Sums and pull-backs of kernels are taken apart here, the
-    same for all; what is left to a way of summing is a kernel that is neither."""
+    """A way to sum the interactions of particles. Sums and pull-backs of kernels are taken apart here,
+    the same way for all; a subclass sees kernels that are neither."""
 
     @abc.abstractmethod
     def simple_gradient(
@@ -104,6 +104,11 @@ class RandomBatches(AbstractInteractions):
 
     O(Np) kernel values instead of O(N²). The standard deviation of the force on one particle is about that
     of one pair's over √p.
+
+    Parameters
+    ----------
+    size
+        p, at least 2; it divides the number of particles.
     """
 
     size: int = eqx.field(converter=_batch_size, static=True)
@@ -119,7 +124,7 @@ class RandomBatches(AbstractInteractions):
         forces = jax.tree.map(lambda leaf: jnp.zeros_like(leaf).at[order].set(leaf), forces)
         if isinstance(kernel, AbstractRadialKernel):
             return forces
-        # The batch's sum has a particle's force on itself, which a radial kernel has not, too often.
+        # The batch's sum counts a particle's force on itself too often; for a radial kernel it is 0.
         own = jax.vmap(lambda theta: jax.grad(kernel)(theta, theta))(particles)
         return jax.tree.map(lambda force, self_: force + (1 / n - weight / p) * self_, forces, own)
 
@@ -135,8 +140,8 @@ class RandomBatches(AbstractInteractions):
     def _order(self, n: int, key: Key[Array, ""] | None) -> Int[Array, " n"]:
         if n % self.size:
             raise ValueError(
-                f"RandomBatches(size={self.size}) deals {n} particles into batches; choose a size that "
-                f"divides {n}."
+                f"RandomBatches size must divide the number of particles, got size={self.size} for {n} "
+                f"particles; choose a size that divides {n}."
             )
         return permuted(jnp.arange(n), n, _required(key))
 
@@ -156,6 +161,11 @@ class RandomFeatures(AbstractInteractions):
 
     is unbiased, for radial kernels. O(NM) operations; between devices only the 2M means are exchanged. The
     standard deviation of the force on one particle is about √(J/M) in units of the inverse lengthscale.
+
+    Parameters
+    ----------
+    count
+        M, the number of frequencies.
     """
 
     count: int = eqx.field(converter=_feature_count, static=True)

@@ -38,7 +38,7 @@ def well_conditioned(kernel: AbstractKernel, particles: Particles) -> Particles:
 
 def own_gradient_sum(kernel: AbstractKernel, particles: Particles) -> Particles:
     """Σⱼ ∇₁κ(θᵢ, θⱼ) for every particle i, wherever they are."""
-    return _on_gpu_or("few particles", "gradient_sum", _own_gradients, kernel, particles)
+    return _on_gpu_or("many dimensions", "gradient_sum", _own_gradients, kernel, particles)
 
 
 def gradient_sum(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Particles:
@@ -58,9 +58,9 @@ def _on_gpu_or(
     if platforms.compute_capability() < platforms.HOPPER:
         return plain(kernel, *particles)
     # Only there: not every machine can import what they are written in.
-    from measureflow.numerics.gpu import few_dimensions, few_particles
+    from measureflow.numerics.gpu import few_dimensions, many_dimensions
 
-    kernels = {"few dimensions": few_dimensions, "few particles": few_particles}[case]
+    kernels = {"few dimensions": few_dimensions, "many dimensions": many_dimensions}[case]
     if not kernels.fits(kernel, particles[0]):
         return plain(kernel, *particles)
     return platforms.by_platform(getattr(kernels, name), plain, kernel, *particles)

@@ -1,13 +1,16 @@
-"""F(y) = P(Y ≤ y) and bounds of quantiles for NumPyro distributions, in float32.
+"""F(y) = P(Y ≤ y), 1 − F(y) and bounds of quantiles for NumPyro distributions, in float32.
 
 NumPyro has no F for Bernoulli and Categorical. Its F of StudentT, Poisson and NegativeBinomial rests on
 incomplete gamma and beta functions, which in float32 lose all digits where their parameters are large:
 P(Poisson(10⁶) ≤ 10⁶) is off by 0.3. What stands here is within 10⁻⁴ of the truth for all parameters.
+
+Both tails are computed, neither as 1 − the other: a tail of 10⁻⁹ is a number in float32, and 1 − 10⁻⁹ is 1.
 """
 
+import contextlib
 import functools
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +27,7 @@ from numpyro.distributions.discrete import (
 )
 
 from measureflow.core.pytrees import strong
+from measureflow.networks.counts import deviance
 
 Numbers: TypeAlias = Float[Array, "..."]
 Pair: TypeAlias = tuple[Numbers, Numbers]
@@ -37,14 +41,35 @@ _TERMS = 33
 
 
 @functools.singledispatch
+def tails(distribution: Distribution, value: Numbers) -> Pair:
+    """P(Y ≤ value) and P(Y > value); the two arguments broadcast."""
+    # NumPyro's formulas for F hold inside the support only; outside, one is on one side of all of it.
+    support: Any = distribution.support
+    inside, middle = support(value), distribution.mean
+    below = jnp.where(inside, distribution.cdf(jnp.where(inside, value, middle)), value > middle)
+    return below, 1 - below
+
+
+def keeps_tails(distribution: Distribution) -> bool:
+    """Whether `tails` knows more of a tail than 1 − the other."""
+    return tails.dispatch(type(distribution)) is not tails.dispatch(object)
+
+
 def cumulative(distribution: Distribution, value: Numbers) -> Numbers:
-    """F(value); the two broadcast."""
-    return jnp.asarray(distribution.cdf(value))
+    """F(value) = P(Y ≤ value)."""
+    return tails(distribution, value)[0]
 
 
-@cumulative.register
-def _student(distribution: StudentT, value: Numbers) -> Numbers:
-    """½ + ½ sign(z)(1 − I_x(ν/2, ½)), with x = ν/(ν + z²), from whichever end loses no digits."""
+@tails.register
+def _normal(distribution: Normal, value: Numbers) -> Pair:
+    """Φ(z) and Φ(−z)."""
+    loc, scale = map(strong, (distribution.loc, distribution.scale))
+    return jnp.asarray(distribution.cdf(value)), ndtr((loc - value) / scale)
+
+
+@tails.register
+def _student(distribution: StudentT, value: Numbers) -> Pair:
+    """½ ± ½ sign(z)(1 − I_x(ν/2, ½)), with x = ν/(ν + z²), from whichever end loses no digits."""
     freedom, loc, scale = map(strong, (distribution.df, distribution.loc, distribution.scale))
     z = (value - loc) / scale
     # Beyond √max, z² would be ∞.
@@ -52,23 +77,23 @@ def _student(distribution: StudentT, value: Numbers) -> Numbers:
     total, half = freedom + squared, jnp.full((), 0.5, z.dtype)
     outside, inside = _beta_tails(freedom / 2, half, freedom / total, squared / total)
     tail = jnp.where(inside < 0.5, 1 - inside, outside) / 2
-    return jnp.where(z > 0, 1 - tail, tail)
+    return jnp.where(z > 0, 1 - tail, tail), jnp.where(z > 0, tail, 1 - tail)
 
 
-@cumulative.register
-def _poisson(distribution: Poisson, value: Numbers) -> Numbers:
-    """Q(k + 1, λ), with k = ⌊y⌋."""
-    rate = strong(distribution.rate)
-    return jnp.where(value < 0, 0.0, _gamma_tails(_successes(value) + 1, rate)[1])
+@tails.register
+def _poisson(distribution: Poisson, value: Numbers) -> Pair:
+    """Q(k + 1, λ) and P(k + 1, λ), with k = ⌊y⌋."""
+    above, below = _gamma_tails(_successes(value) + 1, strong(distribution.rate))
+    return jnp.where(value < 0, 0.0, below), jnp.where(value < 0, 1.0, above)
 
 
-@cumulative.register
-def _negative_binomial(distribution: GammaPoisson, value: Numbers) -> Numbers:
-    """I_x(α, k + 1), with x = r/(1 + r) for concentration α and rate r, k = ⌊y⌋."""
+@tails.register
+def _negative_binomial(distribution: GammaPoisson, value: Numbers) -> Pair:
+    """I_x(α, k + 1) and I_y(k + 1, α), with x = r/(1 + r) = 1 − y for concentration α, rate r, k = ⌊y⌋."""
     rate = strong(distribution.rate)
     x, y = 1 / (1 + 1 / rate), 1 / (1 + rate)
-    below, _ = _beta_tails(strong(distribution.concentration), _successes(value) + 1, x, y)
-    return jnp.where(value < 0, 0.0, below)
+    below, above = _beta_tails(strong(distribution.concentration), _successes(value) + 1, x, y)
+    return jnp.where(value < 0, 0.0, below), jnp.where(value < 0, 1.0, above)
 
 
 def _successes(value: Numbers) -> Numbers:
@@ -107,40 +132,48 @@ def _categorical_by_probability(distribution: CategoricalProbs) -> Float[Array, 
     return jnp.asarray(distribution.probs)
 
 
-@cumulative.register(BernoulliLogits)
-@cumulative.register(BernoulliProbs)
-@cumulative.register(CategoricalLogits)
-@cumulative.register(CategoricalProbs)
-def _classes(distribution: Distribution, value: Numbers) -> Numbers:
-    """Σ_{k ≤ y} P(Y = k): classes in the order of their numbers."""
+@tails.register(BernoulliLogits)
+@tails.register(BernoulliProbs)
+@tails.register(CategoricalLogits)
+@tails.register(CategoricalProbs)
+def _classes(distribution: Distribution, value: Numbers) -> Pair:
+    """Σ_{k ≤ y} P(Y = k) and Σ_{k > y} P(Y = k): classes in the order of their numbers."""
     probabilities = class_probabilities(distribution)
     numbers = jnp.arange(probabilities.shape[-1], dtype=value.dtype).reshape((1,) * value.ndim + (-1,))
-    return jnp.sum(jnp.where(numbers <= value[..., None], probabilities, 0.0), axis=-1)
+    is_below = numbers <= value[..., None]
+    below, above = (jnp.sum(jnp.where(s, probabilities, 0.0), axis=-1) for s in (is_below, ~is_below))
+    return below, above
 
 
 @functools.singledispatch
-def quantile_bounds(distribution: Distribution, q: Numbers) -> Pair:
-    """Two numbers with the q-quantile between them, for 0 < q < 1. By Cantelli's inequality:
+def quantile_bounds(distribution: Distribution, p: Numbers, c: Numbers) -> Pair:
+    """Two numbers with the p-quantile between them, for 0 < p < 1 and c = 1 − p: NumPyro's quantile, or,
+    where it has none, by Cantelli's inequality with mean m and standard deviation s:
 
-    m − s √((1−q)/q) ≤ quantile ≤ m + s √(q/(1−q)), with mean m and standard deviation s.
+    m − s √(c/p) ≤ quantile ≤ m + s √(p/c).
     """
+    # Those of Beta and Gamma need a library that is not required.
+    with contextlib.suppress(NotImplementedError, ImportError):
+        quantile = jnp.asarray(distribution.icdf(p))
+        return quantile, quantile
     mean, deviation = distribution.mean, jnp.sqrt(distribution.variance)
-    return mean - deviation * jnp.sqrt((1 - q) / q), mean + deviation * jnp.sqrt(q / (1 - q))
+    return mean - deviation * jnp.sqrt(c / p), mean + deviation * jnp.sqrt(p / c)
 
 
 @quantile_bounds.register
-def _normal_quantile(distribution: Normal, q: Numbers) -> Pair:
-    """The quantile itself: loc + scale Φ⁻¹(q)."""
+def _normal_quantile(distribution: Normal, p: Numbers, c: Numbers) -> Pair:
+    """The quantile itself: loc + scale Φ⁻¹(p)."""
     loc, scale = map(strong, (distribution.loc, distribution.scale))
-    quantile = loc + scale * ndtri(q)
+    quantile = loc + scale * jnp.where(p <= c, ndtri(p), -ndtri(c))
     return quantile, quantile
 
 
 @quantile_bounds.register
-def _student_bounds(distribution: StudentT, q: Numbers) -> Pair:
-    """Between the median and the quantile of Cauchy's law, whose tails are the heaviest of all ν ≥ 1."""
+def _student_bounds(distribution: StudentT, p: Numbers, c: Numbers) -> Pair:
+    """Between the median and the quantile of Cauchy's law, ∓1/tan(π min(p, c)), whose tails are the heaviest
+    of all ν ≥ 1."""
     loc, scale = map(strong, (distribution.loc, distribution.scale))
-    farthest = scale * jnp.tan(math.pi * (q - 0.5))
+    farthest = scale * jnp.where(p <= c, -1.0, 1.0) / jnp.tan(math.pi * jnp.minimum(p, c))
     return loc + jnp.minimum(farthest, 0.0), loc + jnp.maximum(farthest, 0.0)
 
 
@@ -150,7 +183,7 @@ def _gamma_tails(a: Numbers, x: Numbers) -> Pair:
     large = a >= _NORMAL
     small, mode = jnp.where(large, 1.0, a), jnp.where(large, a, _NORMAL) - 0.5
     gap = mode - x
-    upper, lower = _normal_tails(_deviance(gap, mode, x), gap / (mode + x), mode, 1.0)
+    upper, lower = _normal_tails(deviance(gap, mode, x), gap / (mode + x), mode, 1.0)
     return jnp.where(large, lower, gammainc(small, x)), jnp.where(large, upper, gammaincc(small, x))
 
 
@@ -226,25 +259,15 @@ def _beta_by_normal(a: Numbers, b: Numbers, x: Numbers, y: Numbers) -> Pair:
     n = successes + failures
     # The same as n·y − failures, but a ≤ b: the rarer outcome knows it with more digits.
     gap = successes - n * x
-    deviance = _deviance(gap, successes, n * x) + _deviance(-gap, failures, n * y)
+    total = deviance(gap, successes, n * x) + deviance(-gap, failures, n * y)
     curvature = successes * failures / n
     ratio = gap / (successes * y + failures * x)
-    upper, lower = _normal_tails(deviance, ratio, curvature, (failures - successes) / n)
+    upper, lower = _normal_tails(total, ratio, curvature, (failures - successes) / n)
     return lower, upper
 
 
-def _deviance(gap: Numbers, x: Numbers, mean: Numbers) -> Numbers:
-    """x log(x/m) − (x − m), with gap = x − m; by its series where x ≈ m (Loader, 2000)."""
-    ratio = gap / (x + mean)
-    near = jnp.abs(ratio) < 0.1
-    r = jnp.where(near, ratio, 0.0)
-    series = 1 / 3 + r**2 * (1 / 5 + r**2 * (1 / 7 + r**2 * (1 / 9 + r**2 / 11)))
-    tiny = jnp.finfo(mean.dtype).tiny
-    return jnp.where(near, gap * r + 2 * x * r**3 * series, x * jnp.log(x / jnp.maximum(mean, tiny)) - gap)
-
-
 def _normal_tails(
-    deviance: Numbers,
+    total: Numbers,
     ratio: Numbers,
     curvature: Numbers,
     skewness: Numbers | float,
@@ -252,11 +275,11 @@ def _normal_tails(
     """P(X < x) and P(X > x) of a sum X of many independent terms, x halfway between two of its values, by
     the saddle point (Daniels, 1987; Barndorff-Nielsen, 1986):
 
-        Φ(± (w + log(v/w)/w)),   w = ±√(2·deviance),   v = 2 sinh(t/2) √curvature,   t = 2 artanh(ratio),
+        Φ(± (w + log(v/w)/w)),   w = ±√(2·total),   v = 2 sinh(t/2) √curvature,   t = 2 artanh(ratio),
 
-    where log(v/w)/w tends to skewness/(6 √curvature) at w = 0.
+    with `total` deviance, where log(v/w)/w tends to skewness/(6 √curvature) at w = 0.
     """
-    w = jnp.sign(ratio) * jnp.sqrt(2 * jnp.maximum(deviance, 0.0))
+    w = jnp.sign(ratio) * jnp.sqrt(2 * jnp.maximum(total, 0.0))
     # 2 sinh(artanh r) = 2r/√(1 − r²); ratio is ±1 where x or its mean is 0.
     r = jnp.clip(ratio, -1 + 1e-6, 1 - 1e-6)
     v = 2 * r / jnp.sqrt(1 - jnp.square(r)) * jnp.sqrt(curvature)

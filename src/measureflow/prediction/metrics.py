@@ -2,7 +2,11 @@
 
 Every metric is one Python float, a mean over rows taken in float64; each looks at concrete values, so none
 can be jitted. Where rows have several targets, marginal metrics average over these, too; the negative
-log-likelihood is that of all targets of a row together.
+log-likelihood is that of all targets of a row together. Mixtures with units are scored in standardised ones,
+and the scores get their units afterwards: so targets far from 0 keep their digits.
+
+Labels are the numbers of the columns, 0, 1, …; or names, such as strings: `classes` says which column is
+whose, in the order of `classes_`, and may be left out where every class is among the labels.
 """
 
 from typing import Any, NamedTuple
@@ -11,12 +15,24 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 import scipy.stats
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int
 from numpyro.distributions import (
     Distribution,
 )
 
-from measureflow.core.validation import require_count
+from measureflow.core.validation import require_count, require_representable
+from measureflow.prediction.arguments import (
+    classification,
+    continuous_targets,
+    finite,
+    first_row,
+    in_standard_units,
+    interval_ends,
+    mean_of,
+    require_no_nan,
+    require_shape,
+    targets_of,
+)
 from measureflow.prediction.ranked_probability import (
     as_float64,
     marginal_cdf,
@@ -47,39 +63,58 @@ __all__ = [
 #: The levels at which quantiles are checked: 5%, 10%, …, 95%.
 LEVELS = tuple(percent / 100 for percent in range(5, 100, 5))
 
-# How far from 1 a row of probabilities may sum: float32, and averages of it, are well inside.
-_SUM_TOLERANCE = 1e-3
-
 
 def negative_log_likelihood(distribution: Distribution, targets: Any) -> float:
     """−mean log p(y), the logarithmic score: lower is better. p is the mixture, not one particle's law.
 
     Several targets of one row that are an event of the distribution count together: log p is that of the
     row. The unit of y matters: with y/c in place of y, log c is subtracted for every target.
+
+    Parameters
+    ----------
+    distribution
+        A NumPyro distribution with one law per row, such as `predict_dist(X)`.
+    targets
+        One per row, or an event of the distribution.
     """
-    values = _targets(distribution, targets)
-    support: Any = distribution.support
-    outside = ~np.asarray(support(jnp.asarray(values)))
+    values = targets_of(distribution, targets)
+    law, z, scale = in_standard_units(distribution, values)
+    support: Any = law.support
+    points = jnp.asarray(require_representable("targets", z))
+    outside = ~np.asarray(support(points))
     if np.any(outside):
-        row = _first_row(outside)
+        row = first_row(outside)
         raise ValueError(
             f"targets must be possible under the distribution, got {values[row]} in row {row}, outside its "
             f"support {support}; check labels and units, or choose another likelihood."
         )
-    return _mean("log_prob", -as_float64(distribution.log_prob(jnp.asarray(values))))
+    densities = as_float64(law.log_prob(points))
+    volume = np.log(scale).reshape(*densities.shape, -1).sum(axis=-1)
+    return mean_of("log_prob", volume - densities)
 
 
 def root_mean_square_error(distribution: Distribution, targets: Any) -> float:
-    """√ mean (y − E[Y])², of the predictive mean; over rows and targets."""
-    values = _targets(distribution, targets)
+    """√ mean (y − E[Y])², of the predictive mean; over rows and targets.
+
+    Parameters
+    ----------
+    distribution
+        A NumPyro distribution with one law per row, such as `predict_dist(X)`.
+    targets
+        One per row, or an event of the distribution.
+    """
+    law, z, scale = in_standard_units(distribution, targets_of(distribution, targets))
     try:
-        mean = as_float64(distribution.mean)
+        mean = as_float64(law.mean)
     except NotImplementedError:
         raise TypeError(
             f"the distribution {name_of(distribution)} has no mean; use negative_log_likelihood, "
             "which needs none, or accuracy for classes."
         ) from None
-    return float(np.sqrt(_mean("mean", np.square(values - mean))))
+    errors = scale * np.abs(z - mean)
+    # Relative to the largest, whose square may not be a number.
+    largest = np.nanmax(errors, initial=np.finfo(np.float64).tiny)
+    return float(largest * np.sqrt(mean_of("mean", np.square(errors / largest))))
 
 
 def crps(distribution: Distribution, targets: Any) -> float:
@@ -94,33 +129,62 @@ def crps(distribution: Distribution, targets: Any) -> float:
     nodes per row. Relative to the row's score its error is below 1e-6 for smooth laws with one peak, however
     heavy the tails and far away y; 1e-4 where the density jumps or is very skew; up to 3% where peaks are
     narrow and far apart. Several targets are scored one by one, by their marginals.
+
+    Parameters
+    ----------
+    distribution
+        A NumPyro distribution with one law per row, such as `predict_dist(X)`.
+    targets
+        One per row, or an event of the distribution.
     """
-    values = _continuous_targets(distribution, targets)
-    components = normal_components(distribution, values.shape)
+    law, z, scale = in_standard_units(distribution, continuous_targets(distribution, targets))
+    components = normal_components(law, z.shape)
     if components is None:
-        return _mean("cdf", quadrature_crps(distribution, values))
-    return _mean("parameters", normal_mixture_crps(*components, values))
+        return mean_of("cdf", scale * quadrature_crps(law, z))
+    return mean_of("parameters", scale * normal_mixture_crps(*components, z))
 
 
 def coverage(low: Any, high: Any, targets: Any) -> float:
-    """The share of targets with low ≤ y ≤ high. To be read together with `width`."""
-    low, high = _interval(low, high)
-    targets = _finite("targets", targets, "drop rows without a target.")
-    _require_shape("targets", targets, "the interval", low.shape, "pass one target per interval.")
+    """The share of targets with low ≤ y ≤ high. To be read together with `width`.
+
+    Parameters
+    ----------
+    low, high
+        The ends of the intervals, one per row.
+    targets
+        One per row.
+    """
+    low, high = interval_ends(low, high)
+    targets = finite("targets", targets, "drop rows without a target.")
+    require_shape("targets", targets, "the interval", low.shape, "pass one target per interval.")
     return float(np.mean((low <= targets) & (targets <= high)))
 
 
 def width(low: Any, high: Any) -> float:
-    """The mean of high − low, in units of y."""
-    low, high = _interval(low, high)
+    """The mean of high − low, in units of y.
+
+    Parameters
+    ----------
+    low, high
+        The ends of the intervals, one per row.
+    """
+    low, high = interval_ends(low, high)
     return float(np.mean(high - low))
 
 
 def probability_integral_transform(distribution: Distribution, targets: Any) -> Float[np.ndarray, "..."]:
-    """u = F(y) for every target, by marginals: uniform on (0, 1) where predictions are calibrated."""
-    values = _continuous_targets(distribution, targets)
-    below = marginal_cdf(distribution, values)
-    _require_no_nan("cdf", below)
+    """u = F(y) for every target, by marginals: uniform on (0, 1) where predictions are calibrated.
+
+    Parameters
+    ----------
+    distribution
+        A NumPyro distribution with one law per row, such as `predict_dist(X)`.
+    targets
+        One per row, or an event of the distribution.
+    """
+    law, z, _ = in_standard_units(distribution, continuous_targets(distribution, targets))
+    below = marginal_cdf(law, z)
+    require_no_nan("cdf", below)
     return np.clip(below, 0.0, 1.0)
 
 
@@ -129,36 +193,74 @@ def quantile_calibration_error(distribution: Distribution, targets: Any, levels:
 
     The mean *absolute* error of the reliability curve of Kuleshov et al. (2018), whose own score sums
     squares. Chance alone gives n independent, calibrated rows about 0.32/√n, for the default levels.
+
+    Parameters
+    ----------
+    distribution
+        A NumPyro distribution with one law per row, such as `predict_dist(X)`.
+    targets
+        One per row, or an event of the distribution.
+    levels
+        Which q, between 0 and 1.
     """
-    levels = _finite("levels", levels, "such as (0.05, 0.5, 0.95).")
+    levels = finite("levels", levels, "such as (0.05, 0.5, 0.95).")
     if levels.ndim != 1 or np.any((levels <= 0) | (levels >= 1)):
         raise ValueError(f"levels must lie between 0 and 1, got {levels}; such as (0.05, 0.5, 0.95).")
     below = probability_integral_transform(distribution, targets).reshape(-1, 1) <= levels
     return float(np.mean(np.abs(below.mean(axis=0) - levels)))
 
 
-def accuracy(probabilities: Any, labels: Any) -> float:
-    """The share of rows whose most probable class is the label; of equals, the first counts."""
-    probabilities, labels = _classification(probabilities, labels)
+def accuracy(probabilities: Any, labels: Any, classes: Any = None) -> float:
+    """The share of rows whose most probable class is the label; of equals, the first counts.
+
+    Parameters
+    ----------
+    probabilities
+        One row per case, one column per class, such as `predict_proba(X)`.
+    labels
+        The number of the class of every row, or its name.
+    classes
+        The names of the columns, such as `model.classes_`; needed for labels that are names.
+    """
+    probabilities, labels = classification(probabilities, labels, classes)
     return float(np.mean(probabilities.argmax(axis=1) == labels))
 
 
-def log_loss(probabilities: Any, labels: Any) -> float:
+def log_loss(probabilities: Any, labels: Any, classes: Any = None) -> float:
     """−mean log p(label). Probabilities are clipped to the machine epsilon of their type from below, as in
-    scikit-learn: an impossible label costs 15.9 in float32, 36.0 in float64, and not ∞."""
+    scikit-learn: an impossible label costs 15.9 in float32, 36.0 in float64, and not ∞.
+
+    Parameters
+    ----------
+    probabilities
+        One row per case, one column per class, such as `predict_proba(X)`.
+    labels
+        The number of the class of every row, or its name.
+    classes
+        The names of the columns, such as `model.classes_`; needed for labels that are names.
+    """
     kind = np.asarray(probabilities).dtype
     least = float(jnp.finfo(kind if jnp.issubdtype(kind, jnp.floating) else np.float64).eps)
-    probabilities, labels = _classification(probabilities, labels)
+    probabilities, labels = classification(probabilities, labels, classes)
     of_label = np.take_along_axis(probabilities, labels[:, None], axis=1)
     return float(-np.mean(np.log(np.maximum(of_label, least))))
 
 
-def brier_score(probabilities: Any, labels: Any) -> float:
+def brier_score(probabilities: Any, labels: Any, classes: Any = None) -> float:
     """mean Σ_c (p_c − 1{c = label})², the sum over classes, between 0 and 2 (Brier, 1950).
 
     For two classes it is twice scikit-learn's `brier_score_loss`, which looks at one of them.
+
+    Parameters
+    ----------
+    probabilities
+        One row per case, one column per class, such as `predict_proba(X)`.
+    labels
+        The number of the class of every row, or its name.
+    classes
+        The names of the columns, such as `model.classes_`; needed for labels that are names.
     """
-    probabilities, labels = _classification(probabilities, labels)
+    probabilities, labels = classification(probabilities, labels, classes)
     errors = probabilities - np.eye(probabilities.shape[1])[labels]
     return float(np.mean(np.sum(np.square(errors), axis=1)))
 
@@ -173,10 +275,22 @@ class ConfidenceBins(NamedTuple):
     accuracy: Float[np.ndarray, " bins"]
 
 
-def confidence_bins(probabilities: Any, labels: Any, bins: int = 15) -> ConfidenceBins:
-    """Confidence and accuracy of the most probable class, in `bins` bins of equal width."""
+def confidence_bins(probabilities: Any, labels: Any, bins: int = 15, classes: Any = None) -> ConfidenceBins:
+    """Confidence and accuracy of the most probable class, in `bins` bins of equal width.
+
+    Parameters
+    ----------
+    probabilities
+        One row per case, one column per class, such as `predict_proba(X)`.
+    labels
+        The number of the class of every row, or its name.
+    bins
+        How many bins of equal width.
+    classes
+        The names of the columns, such as `model.classes_`; needed for labels that are names.
+    """
     bins = require_count("bins", bins, 1, "it counts the bins of equal width on (0, 1]; 15 is usual.")
-    probabilities, labels = _classification(probabilities, labels)
+    probabilities, labels = classification(probabilities, labels, classes)
     confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
     edges = np.linspace(0.0, 1.0, bins + 1)
     place = np.searchsorted(edges[1:-1], confidence)
@@ -189,18 +303,38 @@ def confidence_bins(probabilities: Any, labels: Any, bins: int = 15) -> Confiden
     return ConfidenceBins(edges, counts, mean(confidence), mean(right))
 
 
-def expected_calibration_error(probabilities: Any, labels: Any, bins: int = 15) -> float:
+def expected_calibration_error(probabilities: Any, labels: Any, bins: int = 15, classes: Any = None) -> float:
     """Σ_b (n_b/n) |accuracy_b − confidence_b| of the most probable class, in bins of equal width (Guo et al.,
-    2017). Never negative, so finite samples push it above 0 also where predictions are calibrated."""
-    table = confidence_bins(probabilities, labels, bins)
+    2017). Never negative, so finite samples push it above 0 also where predictions are calibrated.
+
+    Parameters
+    ----------
+    probabilities
+        One row per case, one column per class, such as `predict_proba(X)`.
+    labels
+        The number of the class of every row, or its name.
+    bins
+        How many bins of equal width.
+    classes
+        The names of the columns, such as `model.classes_`; needed for labels that are names.
+    """
+    table = confidence_bins(probabilities, labels, bins, classes)
     return float(np.nansum(table.counts * np.abs(table.accuracy - table.confidence)) / table.counts.sum())
 
 
 def auroc(scores_in: Any, scores_out: Any) -> float:
     """P(a score outside > a score inside), ties half: how well a score of uncertainty (entropy, variance, …)
-    tells inputs from outside the training distribution. ½ is chance, 1 perfect."""
+    tells inputs from outside the training distribution. ½ is chance, 1 perfect.
+
+    Parameters
+    ----------
+    scores_in
+        Of inputs like those of the training: one uncertainty per input.
+    scores_out
+        Of inputs from outside.
+    """
     inside, outside = (
-        _finite(name, scores, "pass one uncertainty per input.")
+        finite(name, scores, "pass one uncertainty per input.")
         for name, scores in (("scores_in", scores_in), ("scores_out", scores_out))
     )
     for name, scores in (("scores_in", inside), ("scores_out", outside)):
@@ -212,119 +346,3 @@ def auroc(scores_in: Any, scores_out: Any) -> float:
 
 
 # What a user may pass
-
-
-def _first_row(wrong: Bool[np.ndarray, "..."]) -> int:
-    return int(np.argwhere(wrong)[0][0])
-
-
-def _require_no_nan(source: str, values: Float[np.ndarray, "..."]) -> None:
-    if np.any(np.isnan(values)):
-        raise ValueError(
-            f"the distribution's {source} gives NaN in row {_first_row(np.isnan(values))}; check that its "
-            "parameters are finite, its scales > 0, and the targets in its support."
-        )
-
-
-def _mean(source: str, values: Float[np.ndarray, "..."]) -> float:
-    _require_no_nan(source, values)
-    return float(np.mean(values))
-
-
-def _numbers(name: str, value: Any, remedy: str) -> Shaped[np.ndarray, "..."]:
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        raise ValueError(f"{name} must be an array, got rows of different lengths; {remedy}") from None
-    # JAX's test knows bfloat16, too.
-    if not any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
-        raise TypeError(f"{name} must hold numbers, got {array.dtype}; {remedy}")
-    if array.ndim == 0 or array.size == 0:
-        raise ValueError(f"{name} must have at least one row, got shape {array.shape}; {remedy}")
-    return array
-
-
-def _finite(name: str, value: Any, remedy: str) -> Float[np.ndarray, "..."]:
-    array = as_float64(_numbers(name, value, remedy))
-    if not np.all(np.isfinite(array)):
-        row = _first_row(~np.isfinite(array))
-        raise ValueError(f"{name} must be finite, got {array[row]} in row {row}; {remedy}")
-    return array
-
-
-def _require_shape(name: str, array: np.ndarray, other: str, shape: tuple[int, ...], remedy: str) -> None:
-    """No broadcasting: (rows, 1) against (rows,) would be all pairs of rows."""
-    if array.shape != shape:
-        if array.shape == (*shape, 1):
-            remedy = f"drop the last axis with {name}[..., 0]."
-        raise ValueError(f"{name} has shape {array.shape}, but {other} {shape}; {remedy}")
-
-
-def _targets(distribution: Any, targets: Any) -> Shaped[np.ndarray, "..."]:
-    """As float64, or as the integers they are where the distribution is discrete."""
-    if not isinstance(distribution, Distribution):
-        raise TypeError(
-            f"distribution must be a NumPyro distribution, got {type(distribution).__name__}; "
-            "pass what predict_dist(X) returns."
-        )
-    shape = distribution.batch_shape + distribution.event_shape
-    remedy = "pass one target per predicted row."
-    values = _finite("targets", targets, "drop rows without a target.")
-    if shape == ():
-        remedy = f"for one law of all rows, use distribution.expand({values.shape})."
-    _require_shape("targets", values, "the distribution", shape, remedy)
-    return np.asarray(targets) if distribution.is_discrete else values
-
-
-def _continuous_targets(distribution: Any, targets: Any) -> Float[np.ndarray, "..."]:
-    values = _targets(distribution, targets)
-    if distribution.is_discrete:
-        raise TypeError(
-            f"distribution must be continuous, got {name_of(distribution)}; for classes use log_loss, "
-            "brier_score or expected_calibration_error, for counts negative_log_likelihood."
-        )
-    return values
-
-
-def _interval(low: Any, high: Any) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
-    """Ends may be infinite, as those of a conformal prediction with few data are."""
-    low = as_float64(_numbers("low", low, "pass the lower ends of the intervals."))
-    high = as_float64(_numbers("high", high, "pass the upper ends of the intervals."))
-    _require_shape("high", high, "low", low.shape, "pass one interval per row.")
-    wrong = ~(low <= high)
-    if np.any(wrong):
-        row = _first_row(wrong)
-        raise ValueError(
-            f"low must be ≤ high in every row, got {low[row]} and {high[row]} in row {row}; swap them, and "
-            "check for NaN."
-        )
-    return low, high
-
-
-def _classification(
-    probabilities: Any, labels: Any
-) -> tuple[Float[np.ndarray, "rows classes"], Int[np.ndarray, " rows"]]:
-    remedy = "pass one row per case and one column per class, such as predict_proba(X)."
-    table = _finite("probabilities", probabilities, remedy)
-    if table.ndim == 1:
-        remedy = "for two classes, pass np.stack([1 - p, p], axis=1)."
-    if table.ndim != 2:
-        raise ValueError(f"probabilities must have shape (rows, classes), got {table.shape}; {remedy}")
-    wrong = np.any(table < 0, axis=1) | (np.abs(table.sum(axis=1) - 1) > _SUM_TOLERANCE)
-    if np.any(wrong):
-        row = _first_row(wrong)
-        raise ValueError(
-            f"probabilities must be ≥ 0 and sum to 1 in every row, got {table[row]} in row {row}; "
-            "apply jax.nn.softmax to logits."
-        )
-    remedy = f"pass the number of each row's class, 0 to {table.shape[1] - 1}."
-    classes = _numbers("labels", labels, remedy)
-    _require_shape("labels", classes, "one class per row is", table.shape[:1], remedy)
-    if jnp.issubdtype(classes.dtype, jnp.floating):
-        raise TypeError(f"labels must be integers, got {classes.dtype}; {remedy}")
-    classes = classes.astype(np.int64)
-    unknown = (classes < 0) | (classes >= table.shape[1])
-    if np.any(unknown):
-        row = _first_row(unknown)
-        raise ValueError(f"labels must be classes, got {classes[row]} in row {row}; {remedy}")
-    return table, classes

@@ -10,6 +10,7 @@ from numpyro.distributions import Distribution
 from measureflow.core.validation import require_count
 from measureflow.prediction import metrics
 from measureflow.prediction.colours import COLOURS
+from measureflow.prediction.labels import class_numbers
 
 
 def reliability_plot(
@@ -20,6 +21,7 @@ def reliability_plot(
     label: str | None = None,
     colour: str = COLOURS["DLE"],
     bins: int = 15,
+    classes: Any = None,
 ) -> None:
     """What was predicted against what was observed: the diagonal is calibration.
 
@@ -31,12 +33,31 @@ def reliability_plot(
     The grey band is where 95% of calibrated predictions would be, at each level or bin by itself, if targets
     are independent. A second call on the same axis adds predictions, to compare; band and counts stay
     those of the first.
+
+    Parameters
+    ----------
+    axis
+        An axis of matplotlib.
+    predictions
+        A distribution with one law per row, or an array of class probabilities (rows, classes).
+    targets
+        One per row; labels for classes.
+    label
+        What the legend calls these predictions.
+    colour
+        Of the curve.
+    bins
+        How many bins of confidence, for classes.
+    classes
+        The names of the labels, as in `metrics`.
     """
     first = not axis.has_data()
     if isinstance(predictions, Distribution):
         _quantile_reliability(axis, predictions, targets, label, colour, first)
     else:
-        _confidence_reliability(axis, predictions, targets, label, colour, first, bins)
+        columns = np.shape(predictions)
+        numbers = targets if len(columns) != 2 else class_numbers(targets, columns, classes)
+        _confidence_reliability(axis, predictions, numbers, label, colour, first, bins)
     if first:
         axis.plot([0, 1], [0, 1], color="0.35", linewidth=0.9, linestyle="--", zorder=1.5)
         axis.set(xlim=(0, 1), ylim=(0, 1), xticks=np.linspace(0, 1, 6), yticks=np.linspace(0, 1, 6))
@@ -103,7 +124,16 @@ def _short(count: int) -> str:
 def interval_plot(axis: Axes, mean: Any, low: Any, high: Any, targets: Any, *, most: int = 150) -> None:
     """Predicted intervals in the order of their means, the targets, and which of these lie outside.
 
-    At most `most` rows are drawn, evenly from all; coverage and width in the legend are those of all.
+    Parameters
+    ----------
+    axis
+        An axis of matplotlib.
+    mean, low, high
+        Of every row: the predictive mean, and the ends of its interval.
+    targets
+        One per row.
+    most
+        How many rows to draw, evenly from all; coverage and width in the legend are those of all.
     """
     most = require_count("most", most, 1, "it counts the intervals to draw; 150 can be told apart.")
     share, width = metrics.coverage(low, high, targets), metrics.width(low, high)

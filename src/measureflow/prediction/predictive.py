@@ -1,6 +1,5 @@
-"""From particles to predictions: the mixture (1/N) Σᵢ p(y | x, θᵢ) as a NumPyro distribution."""
+"""From particles to predictions, row by row: x ↦ p(y | x) = (1/N) Σᵢ p(y | x, θᵢ)."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,310 +7,124 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import entr, logsumexp
 from jaxtyping import Array, Float, PyTree
-from numpyro.distributions import CategoricalLogits, Distribution, Independent, MixtureSameFamily, constraints
-from numpyro.distributions.discrete import BernoulliLogits, BernoulliProbs, CategoricalProbs
-from numpyro.distributions.util import validate_sample
+from numpyro.distributions import Distribution
 
-from measureflow.core.pytrees import Particles, is_concrete, shown_shapes, strong
+from measureflow.core.pytrees import Particles, is_concrete, shapes_of, shown_shapes
+from measureflow.core.showing import or_fields, shown
 from measureflow.core.validation import (
     positive_number,
     require_leading_axis,
     require_particles,
-    require_positive,
+    require_representable,
 )
 from measureflow.networks.likelihoods import (
     AbstractLikelihood,
     distribution_of,
-    require_likelihood,
-    require_network,
-    rescaled,
+    require_rescalable,
 )
-from measureflow.networks.network import Network
-from measureflow.prediction.cumulative import class_probabilities, cumulative, quantile_bounds
+from measureflow.networks.network import Network, outputs_of
+from measureflow.networks.validation import require_likelihood, require_network
+from measureflow.prediction.mixture import Mixture
+from measureflow.prediction.units import Units, unit
+from measureflow.saving.registry import require, saved
+from measureflow.spaces.empirical import Empirical
+
+__all__ = ["BLOCK", "Mixture", "Predictive"]
 
 # Rows are evaluated so many at a time. Always: the last digits of a row's result depend on the size of its
 # block, and a new size is a new program.
 BLOCK = 256
 
-_CLASSES = (BernoulliLogits, BernoulliProbs, CategoricalLogits, CategoricalProbs)
+
+def _like(values: dict[str, Any]) -> Any:
+    """In a file, particles have the structure of the network's parameters."""
+    network: Any = values.get("network")
+    shapes = jax.eval_shape(network.init, jax.random.key(0)) if isinstance(network, Network) else None
+    return jax.tree.map(lambda leaf: "", shapes)
 
 
-class Mixture(MixtureSameFamily):
-    """(1/N) Σᵢ p(y | x, θᵢ): the predictive law, a NumPyro distribution.
-
-    `component_distribution` has the particles as its last batch axis, as NumPyro has it. Arguments broadcast
-    against `batch_shape`, as NumPyro's do: for m quantiles of every row, pass q of shape (m, 1).
-
-    Transform functions that build a mixture with `jax.vmap`, not the mixture: NumPyro's distributions keep
-    the shapes that they were made with.
-    """
-
-    def __init__(self, component_distribution: Distribution, *, validate_args: bool | None = None):
-        # NumPyro's own constructor refuses components whose support depends on a parameter, as that of
-        # Categorical does on the number of classes.
-        if not isinstance(component_distribution, Distribution) or not component_distribution.batch_shape:
-            raise TypeError(
-                f"component_distribution must be a NumPyro distribution with the particles as its last batch "
-                f"axis, got {component_distribution!r}; for example Normal(means, scales)."
-            )
-        *batch_shape, self._mixture_size = component_distribution.batch_shape
-        self._mixing_distribution = CategoricalLogits(jnp.zeros(self._mixture_size))
-        self._component_distribution = component_distribution
-        Distribution.__init__(
-            self, tuple(batch_shape), component_distribution.event_shape, validate_args=validate_args
-        )
-
-    def _over_particles(self, values: Any) -> Float[Array, "..."]:
-        shape = self.component_distribution.batch_shape + self.event_shape
-        return jnp.mean(jnp.broadcast_to(values, shape), axis=self.mixture_dim)
-
-    def _without(self, what: str, remedy: str) -> NotImplementedError:
-        name = type(self.component_distribution).__name__
-        return NotImplementedError(
-            f"a mixture of {name} with events of shape {self.event_shape} has no {what}; {remedy}"
-        )
-
-    def _require_numbers(self, what: str) -> None:
-        component = self.component_distribution
-        base = component.base_dist if isinstance(component, Independent) else component
-        if isinstance(base, CategoricalLogits | CategoricalProbs):
-            raise self._without(what, "classes are no numbers: use probs, entropy() or log_prob.")
-
-    def _require_one_target(self, what: str) -> None:
-        if self.event_shape:
-            raise self._without(what, "use marginals, which has one law for each target.")
-
-    @property
-    def mean(self) -> Float[Array, "..."]:
-        """E[Y] = (1/N) Σᵢ mᵢ."""
-        self._require_numbers("mean")
-        return self._over_particles(self.component_mean)
-
-    @property
-    def variance(self) -> Float[Array, "..."]:
-        """Var[Y] = aleatoric + epistemic variance."""
-        return self.aleatoric_variance + self.epistemic_variance
-
-    @property
-    def aleatoric_variance(self) -> Float[Array, "..."]:
-        """(1/N) Σᵢ sᵢ²: the noise that every particle expects; more data would not remove it."""
-        self._require_numbers("variance")
-        return self._over_particles(self.component_variance)
-
-    @property
-    def epistemic_variance(self) -> Float[Array, "..."]:
-        """(1/N) Σᵢ (mᵢ − E[Y])²: how far the particles disagree; 0 for one particle."""
-        deviation = self.component_mean - jnp.expand_dims(self.mean, self.mixture_dim)
-        return self._over_particles(jnp.square(deviation))
-
-    @validate_sample
-    def log_prob(self, value: Any, intermediates: Any = None) -> Float[Array, "..."]:
-        """log (1/N) Σᵢ p(value | θᵢ)."""
-        del intermediates
-        value = jnp.expand_dims(jnp.asarray(value), self.mixture_dim)
-        log_probs = jnp.asarray(self.component_distribution.log_prob(value))
-        return logsumexp(log_probs, axis=-1) - math.log(self.mixture_size)
-
-    def cdf(self, value: Any) -> Float[Array, "..."]:
-        """P(Y ≤ value) = (1/N) Σᵢ P(Y ≤ value | θᵢ). Classes count in the order of their numbers."""
-        self._require_one_target("cdf")
-        return _cdf(self, strong(value))
-
-    def quantile(self, q: Any) -> Float[Array, "..."]:
-        """The smallest y with P(Y ≤ y) ≥ q, by bisection; integers, too, are returned as floats.
-
-        q = 1 gives ∞ and q = 0 gives −∞, or 0 for counts; the first and the last class that there is, for
-        classes.
-        """
-        self._require_one_target("quantile")
-        q = strong(q)
-        if is_concrete(q) and not np.all((np.asarray(q) >= 0) & (np.asarray(q) <= 1)):
-            raise ValueError(f"q must be between 0 and 1, got {q}; 0.5 is the median.")
-        return _quantile(self, q)
-
-    def icdf(self, q: Any) -> Float[Array, "..."]:
-        """`quantile`, by NumPyro's name."""
-        return self.quantile(q)
-
-    def interval(self, coverage: Any) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-        """The central interval (low, high): at most (1 − coverage)/2 of the mass lies on either side."""
-        coverage = strong(coverage)
-        if is_concrete(coverage) and not np.all((np.asarray(coverage) > 0) & (np.asarray(coverage) < 1)):
-            raise ValueError(f"coverage must be between 0 and 1, got {coverage}; 0.9 is usual.")
-        return self.quantile((1 - coverage) / 2), self.quantile((1 + coverage) / 2)
-
-    def widened(self, factor: Any) -> "Mixture":
-        """The law of m + factor·(Y − m), m = E[Y]: as wide again, or narrower, about the same mean."""
-        factor = positive_number("factor", factor, "1 leaves the law as it is.")
-        mean = jnp.expand_dims(self.mean, self.mixture_dim)
-        return Mixture(rescaled(self.component_distribution, (1 - factor) * mean, factor))
-
-    @property
-    def probs(self) -> Float[Array, "..."]:
-        """(1/N) Σᵢ P(Y = c | θᵢ): with an axis of classes for Categorical, P(Y = 1) for Bernoulli."""
-        table = self._class_probabilities("probs")
-        return table[..., 1] if self._is_binary else table
-
-    def entropy(self) -> Float[Array, "..."]:
-        """H[Y] = −Σ_c p(c) log p(c) of the mixture of classes: the whole uncertainty, in nats."""
-        return jnp.sum(entr(self._class_probabilities("entropy")), axis=-1)
-
-    def expected_entropy(self) -> Float[Array, "..."]:
-        """(1/N) Σᵢ H[Y | θᵢ]: the aleatoric part of the entropy."""
-        self._class_probabilities("expected entropy")
-        return self._over_particles(jnp.sum(entr(class_probabilities(self.component_distribution)), axis=-1))
-
-    def mutual_information(self) -> Float[Array, "..."]:
-        """H[Y] − (1/N) Σᵢ H[Y | θᵢ] ≥ 0: the epistemic part, how far the particles disagree."""
-        return jnp.maximum(self.entropy() - self.expected_entropy(), 0.0)
-
-    @property
-    def _is_binary(self) -> bool:
-        return isinstance(self.component_distribution, BernoulliLogits | BernoulliProbs)
-
-    def _class_probabilities(self, what: str) -> Float[Array, "*batch classes"]:
-        """P(Y = 0), P(Y = 1), … of the mixture."""
-        if not isinstance(self.component_distribution, _CLASSES):
-            raise self._without(what, "use variance, or marginals where there are several targets.")
-        return jnp.mean(class_probabilities(self.component_distribution), axis=-2)
-
-    @property
-    def marginals(self) -> "Mixture":
-        """The law of each target by itself: a mixture with batch shape (rows, targets)."""
-        component = self.component_distribution
-        if not self.event_shape:
-            return self
-        if not isinstance(component, Independent) or component.reinterpreted_batch_ndims != self.event_dim:
-            raise self._without("marginals", "only several independent targets have; use sample.")
-        if self.event_dim != 1:
-            raise self._without("marginals", "let the targets have one axis.")
-        return Mixture(_with_last_axes_swapped(component.base_dist))
+def require_sound(predictive: "Predictive") -> None:
+    """Raises where a file says what cannot be: particles are those of the network, its outputs are what the
+    likelihood reads, and units are the targets'."""
+    network, law = predictive.network, getattr(predictive.likelihood, "likelihood", predictive.likelihood)
+    if isinstance(network, Network):
+        wanted = jax.eval_shape(network.init, jax.random.key(0))
+        found = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], predictive.particles))
+        shown = shown_shapes(found), shown_shapes(wanted)
+        message = "the particles have shapes {}, the network's parameters {}".format(*shown)
+        require(shapes_of(found) == shapes_of(wanted), message)
+        if isinstance(law, AbstractLikelihood) and (outputs := outputs_of(network)) is not None:
+            message = f"the network has {outputs} outputs, and the likelihood reads {law.width}"
+            require(outputs == law.width, message)
+    if isinstance(law, AbstractLikelihood):
+        event = () if law.targets == 1 else (law.targets,)
+        units = [value.shape for value in (predictive.location, predictive.scale) if value is not None]
+        message = "location or scale are not those of the targets"
+        require(all(shape in ((), event) for shape in units), message)
 
 
-def _with_last_axes_swapped(distribution: Distribution) -> Distribution:
-    """The same laws, the last two batch axes swapped."""
-    parameters = {}
-    for name, value in distribution.get_args().items():
-        # Logits of classes, for example, have an axis of their own at the end.
-        own = distribution.arg_constraints[name].event_dim
-        value = jnp.asarray(value)
-        value = jnp.broadcast_to(value, distribution.batch_shape + value.shape[value.ndim - own :])
-        parameters[name] = jnp.swapaxes(value, -2 - own, -1 - own)
-    if not parameters:
-        raise NotImplementedError(
-            f"the marginals of {type(distribution).__name__} are not known; let the likelihood return "
-            "a distribution with parameters of its own, such as Normal(...).to_event(1)."
-        )
-    return type(distribution)(**parameters)
+_CODE = ("network", "likelihood")
 
 
-@eqx.filter_jit
-def _cdf(mixture: Mixture, value: Float[Array, "..."]) -> Float[Array, "..."]:
-    below = jnp.mean(cumulative(mixture.component_distribution, value[..., None]), axis=-1)
-    return jnp.where(jnp.isinf(value), jnp.where(value > 0, 1.0, 0.0), below)
-
-
-@eqx.filter_jit
-def _quantile(mixture: Mixture, q: Float[Array, "..."]) -> Float[Array, "..."]:
-    q = jnp.broadcast_to(q, jnp.broadcast_shapes(q.shape, mixture.batch_shape))
-    if isinstance(mixture.component_distribution, _CLASSES):
-        return _class_quantile(mixture, q)
-    counts = mixture.is_discrete
-    if counts and mixture.support != constraints.nonnegative_integer:
-        raise NotImplementedError(
-            f"a mixture of {type(mixture.component_distribution).__name__} has no quantile; only counts "
-            "0, 1, 2, …, classes and continuous laws have: use sample."
-        )
-    inside = (q > 0) & (q < 1)
-    p = jnp.where(inside, q, 0.5)
-    # The quantile of a mixture lies between the smallest and the largest of its components.
-    low, high = quantile_bounds(mixture.component_distribution, p[..., None])
-    low, high = jnp.min(low, axis=-1), jnp.max(high, axis=-1)
-    if counts:
-        low, high = jnp.full_like(high, -1.0), jnp.ceil(high) + 1
-
-    resolution = jnp.finfo(p.dtype).eps
-
-    def unfinished(state: tuple[Array, Array, Array]) -> Array:
-        steps, low, high = state
-        smallest = 1.0 if counts else resolution * jnp.maximum(jnp.abs(low), jnp.abs(high))
-        # Around 0 no interval is narrow for its ends: there, the number of steps decides.
-        return (steps < 2 * jnp.finfo(p.dtype).nmant) & jnp.any(high - low > smallest)
-
-    def halve(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        steps, low, high = state
-        middle = low + (high - low) / 2
-        middle = jnp.floor(middle) if counts else middle
-        enough = _cdf(mixture, middle) >= p
-        return steps + 1, jnp.where(enough, low, middle), jnp.where(enough, middle, high)
-
-    _, _, high = jax.lax.while_loop(unfinished, halve, (jnp.zeros((), jnp.int32), low, high))
-    ends = jnp.where(q == 0, 0.0 if counts else -jnp.inf, jnp.where(q == 1, jnp.inf, jnp.nan))
-    return jnp.where(inside, high, ends)
-
-
-def _class_quantile(mixture: Mixture, q: Float[Array, "..."]) -> Float[Array, "..."]:
-    """How many classes have P(Y ≤ c) < q, but for the last that there is."""
-    table = class_probabilities(mixture.component_distribution)
-    probabilities = jnp.mean(table, axis=-2)
-    total = jnp.cumsum(probabilities, axis=-1)[..., :-1]
-    missing = jnp.broadcast_to(total, (*q.shape, total.shape[-1])) < q[..., None]
-    return jnp.where(jnp.isnan(q), q, jnp.sum(missing, axis=-1).astype(q.dtype))
-
-
-def _number_or_one_per_target(name: str) -> Callable[[Any], Float[Array, "..."] | None]:
-    def convert(value: Any) -> Float[Array, "..."] | None:
-        if value is None:
-            return None
-        array = strong(value)
-        if array.ndim > 1:
-            raise ValueError(
-                f"{name} must be a number, or one per target, got shape {array.shape}; it is in units of the "
-                "targets."
-            )
-        return array
-
-    return convert
-
-
-def _spread(value: Any) -> Float[Array, ""] | None:
-    return None if value is None else positive_number("spread", value, "None leaves the law as it is.")
-
-
-def _particles(value: PyTree) -> Particles:
-    return require_particles("particles", value)
-
-
+@saved(check=require_sound, like=_like, code=_CODE, given=_CODE)
 class Predictive(eqx.Module):
     """x ↦ p(y | x) = (1/N) Σᵢ p(y | f_θᵢ(x)): the mixture over particles.
-
-    The likelihood may be any function outputs ↦ distribution that acts on the last axis of its argument.
-    Where targets were standardised, (y − location)/scale, give `location` and `scale`, and predictions are in
-    the units of y; these are numbers, or one number per target. `spread` widens the mixture about its mean
-    by a factor, as held-out rows may ask for. Of a Gaussian measure, as FD-GVI returns,
-    pass `measure.sample(key, n)`.
 
     Rows are evaluated in blocks of a fixed size, the last one filled up: one program for any number of rows,
     and what is predicted for a row does not depend on how many others are asked for. Within `jax.jit` or
     `jax.vmap`, where shapes are fixed anyway, all rows are one block.
+
+    Parameters
+    ----------
+    network
+        f_θ.
+    likelihood
+        outputs ↦ NumPyro distribution: any function that acts on the last axis of its argument.
+    particles
+        A pytree whose leaves share a leading axis. For a Gaussian measure, as FD-GVI returns it, pass
+        `measure.sample(key, n)`.
+    location, scale
+        Where targets were standardised, (y − location)/scale: numbers, or one per target. Predictions are
+        then in the units of y, in float64.
+    spread
+        A factor for the width of the mixture about its mean, as held-out rows may ask for.
     """
 
     network: Network
     likelihood: Callable[[Array], Distribution]
-    particles: Particles = eqx.field(converter=_particles)
-    location: Float[Array, "..."] | None = eqx.field(
-        default=None, converter=_number_or_one_per_target("location")
-    )
-    scale: Float[Array, "..."] | None = eqx.field(default=None, converter=_number_or_one_per_target("scale"))
-    spread: Float[Array, ""] | None = eqx.field(default=None, converter=_spread)
+    particles: Particles
+    location: Float[Array | np.ndarray, "..."] | None
+    scale: Float[Array | np.ndarray, "..."] | None
+    spread: Float[Array, ""] | None
+    # Known while tracing, too, when location and scale are not.
+    _units_fit: bool = eqx.field(static=True, init=False)
 
-    def __check_init__(self) -> None:
-        require_network(self.network)
-        require_likelihood(self.likelihood)
-        if self.scale is not None:
-            require_positive("scale", self.scale, "pass the standard deviation of the targets.")
+    def __init__(
+        self,
+        network: Network,
+        likelihood: Callable[[Array], Distribution],
+        particles: PyTree,
+        location: Any = None,
+        scale: Any = None,
+        spread: Any = None,
+    ):
+        require_network(network)
+        require_likelihood(likelihood)
+        self.network, self.likelihood = network, likelihood
+        self.particles = require_particles("particles", particles)
+        self.location = None if location is None else _number_or_one_per_target("location", location)
+        self.scale = None if scale is None else _number_or_one_per_target("scale", scale)
+        self.spread = None
+        if spread is not None:
+            self.spread = positive_number("spread", spread, "None leaves the law as it is.")
+        self._units_fit = Units(self.location, self.scale).fit
+
+    @or_fields
+    def __repr__(self) -> str:
+        measure, likelihood = Empirical(self.particles), shown(self.likelihood)
+        spread = "" if self.spread is None else f", spread {shown(self.spread)}"
+        return f"Predictive({measure!r}, likelihood {likelihood}{spread})"
 
     def __call__(self, inputs: PyTree) -> Mixture:
         """The mixture for all rows: batch shape (rows,).
@@ -348,16 +161,27 @@ class Predictive(eqx.Module):
         if not isinstance(self.likelihood, AbstractLikelihood):
             _require_last_axis_only(self.likelihood, outputs)
         distribution = distribution_of(self.likelihood, outputs)
-        if self.location is not None or self.scale is not None:
-            location = 0.0 if self.location is None else self.location
-            distribution = rescaled(distribution, location, 1.0 if self.scale is None else self.scale)
         mixture = Mixture(distribution)
+        if self.location is not None or self.scale is not None:
+            units = Units(self.location, self.scale, fit=self._units_fit)
+            require_rescalable(distribution, units.location, units.scale)
+            mixture = mixture.in_units(units)
         return mixture if self.spread is None else mixture.widened(self.spread)
+
+
+def _number_or_one_per_target(name: str, value: Any) -> Float[Array | np.ndarray, "..."]:
+    number = unit(name, value)
+    if number.ndim > 1:
+        raise ValueError(
+            f"{name} must be a number, or one per target, got shape {number.shape}; it is in units of the "
+            "targets."
+        )
+    return number
 
 
 def _require_last_axis_only(likelihood: Callable, outputs: Float[Array, "rows n k"]) -> None:
     """Try the likelihood on shapes with no two axes alike: outputs[:, 0] instead of outputs[..., 0] could
-    otherwise take the particles for the outputs, and nobody would notice."""
+    otherwise take the particles for the outputs without any error."""
     width = outputs.shape[-1]
     other = jax.ShapeDtypeStruct((width + 1, width + 2, width), outputs.dtype)
     jax.eval_shape(lambda array: distribution_of(likelihood, array), other)
@@ -395,7 +219,7 @@ def _rows(inputs: PyTree) -> PyTree:
 
 def _in_blocks(program: Callable[[PyTree], PyTree], inputs: PyTree) -> PyTree[np.ndarray]:
     """program(inputs), block by block; while one is computed, the one before is fetched."""
-    inputs = jax.tree.map(np.asarray, inputs)
+    inputs = require_representable("inputs", jax.tree.map(np.asarray, inputs))
     rows = len(jax.tree.leaves(inputs)[0])
     results, pending = [], None
     for start in range(0, rows, BLOCK):

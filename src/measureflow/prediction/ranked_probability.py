@@ -49,7 +49,8 @@ def normal_components(
 def _expected_absolute(loc: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """A(μ, σ²) = E|X| = 2σφ(μ/σ) + μ(2Φ(μ/σ) − 1)."""
     z = loc / scale
-    density = np.exp(-0.5 * np.square(z)) / np.sqrt(2 * np.pi)
+    # Beyond this it is 0, and its square may not be a number.
+    density = np.exp(-0.5 * np.square(np.clip(z, -100, 100))) / np.sqrt(2 * np.pi)
     return 2 * scale * density + loc * scipy.special.erf(z / np.sqrt(2))
 
 
@@ -115,7 +116,7 @@ def _centre_and_spread(distribution: Distribution, shape: tuple[int, ...]) -> tu
             centre, variance = as_float64(distribution.mean), as_float64(distribution.variance)
         except NotImplementedError:
             raise TypeError(
-                f"crps of {name_of(distribution)} needs icdf, or mean and variance, which it does not have; "
+                f"crps of {name_of(distribution)} needs icdf, or mean and variance, which it lacks; "
                 "use negative_log_likelihood, or a likelihood such as Normal, StudentT or Laplace."
             ) from None
         centre, spread = np.broadcast_to(centre, shape), np.broadcast_to(np.sqrt(variance), shape)
@@ -149,6 +150,9 @@ def marginal_cdf(distribution: Distribution, values: np.ndarray) -> np.ndarray:
         weights = weights.reshape(*weights.shape, *(1,) * len(distribution.event_shape))
         return np.sum(weights * below, axis=distribution.mixture_dim)
     base = _base(distribution)
+    if isinstance(base, Normal):
+        # In float64, where the difference of two large numbers has more digits.
+        return scipy.special.ndtr((values - as_float64(base.loc)) / as_float64(base.scale))
     if isinstance(base, StudentT):
         # NumPyro's is slow, and loses digits in float32 where there are many degrees of freedom.
         df, loc, scale = (as_float64(parameter) for parameter in (base.df, base.loc, base.scale))
@@ -157,7 +161,7 @@ def marginal_cdf(distribution: Distribution, values: np.ndarray) -> np.ndarray:
         return as_float64(base.cdf(jnp.asarray(values)))
     except NotImplementedError:
         raise TypeError(
-            f"this metric needs the cdf of {name_of(base)}, which NumPyro does not have; use "
+            f"this metric needs the cdf of {name_of(base)}, which NumPyro lacks; use "
             "negative_log_likelihood, or a likelihood with a cdf such as Normal, StudentT or Laplace."
         ) from None
 

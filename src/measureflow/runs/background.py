@@ -27,7 +27,7 @@ _SETTINGS = {
 
 class Background:
     """A thread that does what it is given, one task after the other, under the settings of the thread that
-    started it. A daemon: it keeps no program from ending."""
+    started it. A daemon: it does not keep the program from ending."""
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
@@ -38,13 +38,13 @@ class Background:
         self._thread.start()
 
     def submit(self, task: Callable[[], Any]) -> Future:
-        """What `result` makes the task's own result, or raises."""
+        """Start a task; `result` of what is returned is what the task returned, or raises what it raised."""
         future: Future = Future()
         self._tasks.put((task, future))
         return future
 
     def end(self, patience: float) -> None:
-        """After the tasks that it was given. Wait for that, but no longer than so many seconds."""
+        """End after the tasks given so far. Wait for that, but at most `patience` seconds."""
         self._tasks.put(None)
         until = time.monotonic() + patience
         while not self._ended.wait(min(_BLINK, max(until - time.monotonic(), 0.0))):
@@ -68,7 +68,7 @@ class Background:
 
 
 def result(future: Future) -> Any:
-    """What a task returned, when it has, or raises what it raised."""
+    """Wait for a task: what it returned, or raise what it raised."""
     while not wait([future], _BLINK).done:
         pass
     return future.result()

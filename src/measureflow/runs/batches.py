@@ -10,7 +10,12 @@ import numpy as np
 from jaxtyping import Array, Int, Key, PyTree
 
 from measureflow.core.permutations import permuted
-from measureflow.core.validation import require_count, require_leading_axis
+from measureflow.core.validation import (
+    require_count,
+    require_leading_axis,
+    require_not_lost,
+    require_representable,
+)
 
 # How many batches are made on the host at a time, if so many are not too large: a fixed shape, so that there
 # is one program.
@@ -93,7 +98,7 @@ def on_device(data: PyTree, batch_size: int | None) -> AbstractBatches:
         if batch_size is not None:
             raise ValueError(f"batch_size={batch_size} was given without data; pass data=(X, y).")
         return Whole(None)
-    data = jax.tree.map(_loaded, require_leading_axis("data", data, "case"))
+    data = jax.tree_util.tree_map_with_path(_loaded, require_leading_axis("data", data, "case"))
     if batch_size is None:
         return Whole(data)
     cases = jax.tree.leaves(data)[0].shape[0]
@@ -119,7 +124,21 @@ def is_on_disk(leaf: Any) -> bool:
     return is_array and not hasattr(leaf, "numpy") and not hasattr(leaf, "to_numpy")
 
 
-def _loaded(leaf: Any) -> Array:
+def _loaded(path: tuple, leaf: Any) -> Array:
+    if isinstance(leaf, jax.Array):
+        return leaf
+    return jnp.asarray(require_not_lost(f"data{jax.tree_util.keystr(path)}", on_host(path, leaf)))
+
+
+def on_host(path: tuple, leaf: Any) -> np.ndarray:
+    """The array at `path` of the data, of any library, in NumPy: numbers that JAX can hold. Tensors of
+    PyTorch and TensorFlow have a method for it."""
     if is_on_disk(leaf):
-        return jnp.asarray(leaf[:])
-    return jnp.asarray(leaf.numpy() if hasattr(leaf, "numpy") else leaf)
+        leaf = leaf[:]
+    values, name = np.asarray(leaf.numpy() if hasattr(leaf, "numpy") else leaf), jax.tree_util.keystr(path)
+    if values.dtype.kind in "OSUMmT":
+        raise TypeError(
+            f"data{name} must hold numbers, got {leaf!r} of type {type(leaf).__name__}; leave it out, or "
+            "encode it."
+        )
+    return require_representable(f"data{name}", values)

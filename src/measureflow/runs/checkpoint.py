@@ -1,53 +1,81 @@
-"""Checkpoints of a run: kill it at any moment, call it again, and it goes on as if nothing had happened."""
+"""Checkpoints of a run: kill it at any moment, call it again, and it goes on as if nothing had happened.
 
-import contextlib
+A checkpoint is a file as `save` writes it; one of each process, where there are many. They write what lies
+with them, and need not wait for each other: a checkpoint is there when the files of all are.
+"""
+
+import functools
+import itertools
 import json
-import logging
 import os
-import shutil
-import traceback
+import re
 import warnings
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from measureflow.core.devices import together
+from measureflow.core.devices import agreed, together
+from measureflow.core.pytrees import is_key, numbers_of
 from measureflow.core.validation import require_count
+from measureflow.runs.background import Background, result
 from measureflow.runs.fingerprints import differences, not_compared
+from measureflow.saving.container import replacing, strict_json
+from measureflow.saving.documents import load, save
 
-_FORMAT = 1
+_FORMAT = 2
 _MARKER = "measureflow.json"
-_UNFINISHED_MARKER = "measureflow.tmp"
-# Where checkpoints go to be deleted, so that none that is half deleted stands under its name.
-_DELETED = "deleted"
+_FILE = re.compile(r"(\d+)-(\d+)-of-(\d+)\.safetensors")
+_UNFINISHED = re.compile(rf"\.({_FILE.pattern}|{re.escape(_MARKER)})\.[0-9a-f]+\.tmp")
+
+
+#: Where each part of an array begins, and its numbers.
+_Parts: TypeAlias = list[tuple[tuple[int, ...], Any]]
 
 
 class Checkpoint:
-    """Save a run to `folder` every so many steps, and keep the latest `keep` checkpoints.
+    """Save a run to `folder` every so many steps, and resume it from there.
 
-    Saving goes on while the next steps are computed. A checkpoint appears under its name when all of it is
-    written, so that none is ever half. The folder belongs to one run: the same call of `solve` resumes it,
-    and one with other arguments is refused.
+    Saving goes on while the next steps are computed. A checkpoint gets its name when all of it is written, so
+    that none is ever half-written. The folder belongs to one run: the same call of `solve` resumes it, and
+    one with other arguments is refused.
+
+    Parameters
+    ----------
+    folder
+        Where: a folder of this run alone, which is made if it is not there.
+    every
+        How many steps lie between two checkpoints.
+    keep
+        How many checkpoints are kept, the latest ones.
+    on_code_change
+        "raise", or "warn": what to do where all agrees but the code of functions, as after a change of
+        Python's version or of a library's.
     """
 
-    def __init__(self, folder: str | os.PathLike, every: int = 1000, keep: int = 2):
+    def __init__(
+        self, folder: str | os.PathLike, every: int = 1000, keep: int = 2, *, on_code_change: str = "raise"
+    ):
         if not isinstance(folder, str | os.PathLike):
             raise TypeError(f"folder must be a path, got {folder!r}; for example 'runs/first'.")
+        if on_code_change not in ("raise", "warn"):
+            raise ValueError(f"on_code_change must be 'raise' or 'warn', got {on_code_change!r}.")
         self.folder = Path(folder).expanduser().absolute()
         self.every = require_count("every", every, 1, "it counts the steps from one checkpoint to the next.")
         self.keep = require_count("keep", keep, 1, "2 leaves one to fall back on.")
+        self.on_code_change = on_code_change
 
     def __repr__(self) -> str:
-        return f"Checkpoint({str(self.folder)!r}, every={self.every}, keep={self.keep})"
+        changed = "" if self.on_code_change == "raise" else f", on_code_change={self.on_code_change!r}"
+        return f"Checkpoint({str(self.folder)!r}, every={self.every}, keep={self.keep}{changed})"
 
 
 class Saved(NamedTuple):
-    """What a checkpoint holds: the leaves of the state, the rows of history, and all else as JSON."""
+    """What a checkpoint holds: the state, the rows of history, and all else as JSON."""
 
     state: Any
     history: dict[str, np.ndarray]
@@ -58,12 +86,10 @@ class Store:
     """The checkpoints of one run, on disk."""
 
     def __init__(self, checkpoint: Checkpoint, made_of: Mapping[str, str]):
-        import orbax.checkpoint as orbax
-
-        self.checkpoint, self.orbax, self.made_of = checkpoint, orbax, dict(made_of)
+        self.checkpoint, self.made_of = checkpoint, dict(made_of)
         self._require_own_folder()
-        logging.getLogger("absl").addFilter(_not_of_orbax)
-        self.manager = self._opened()
+        self.background = Background()
+        self.writing: Future | None = None
         self.begun: int | None = None
 
     def _require_own_folder(self) -> None:
@@ -72,18 +98,24 @@ class Store:
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"checkpoint folder {folder} is a file; name a folder.")
         inside = {path.name for path in folder.iterdir()} if folder.exists() else set()
-        others = sorted(inside - {_MARKER, _UNFINISHED_MARKER})
+        others = sorted(name for name in inside - {_MARKER} if not _UNFINISHED.fullmatch(name))
         if others and _MARKER not in inside:
             raise ValueError(
-                f"checkpoint folder {folder} holds other things, such as {others[0]}; name an empty one."
+                f"checkpoint folder {folder} is not empty and holds no run, but files such as {others[0]}; "
+                "name an empty one."
             )
-        if any(name.isdigit() for name in others):
+        # Those of digits only are of an earlier format.
+        is_new = not any(_FILE.fullmatch(name) or name.isdigit() for name in others)
+        if not is_new:
             self._require_same_run()
-            return
         # Of many processes all look before the first one writes.
         together("checked")
         try:
-            self._mark()
+            if is_new:
+                self._mark()
+            for path in list(folder.iterdir()) if jax.process_index() == 0 else ():
+                if _UNFINISHED.fullmatch(path.name):
+                    path.unlink()
         except OSError as error:
             raise ValueError(
                 f"checkpoint folder {folder} cannot be written to: {error}; name another one."
@@ -91,22 +123,17 @@ class Store:
         together("marked")
 
     def _mark(self) -> None:
-        """Say what the run is made of: all of it or nothing."""
-        if jax.process_index() > 0:
-            return
-        folder = self.checkpoint.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"format": _FORMAT, "made_of": self.made_of}, indent=1)
-        with (folder / _UNFINISHED_MARKER).open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        (folder / _UNFINISHED_MARKER).replace(folder / _MARKER)
+        """Say what the run is made of."""
+        if jax.process_index() == 0:
+            self.checkpoint.folder.mkdir(parents=True, exist_ok=True)
+            text = json.dumps({"format": _FORMAT, "made_of": self.made_of}, indent=1)
+            with replacing(self.checkpoint.folder / _MARKER, force=True) as temporary:
+                temporary.write_text(text, encoding="utf-8")
 
     def _require_same_run(self) -> None:
         folder = self.checkpoint.folder
         try:
-            marker = json.loads((folder / _MARKER).read_text(encoding="utf-8"))
+            marker = strict_json((folder / _MARKER).read_text(encoding="utf-8"))
             written, made_of = marker["format"], dict(marker["made_of"])
         except (ValueError, TypeError, KeyError, OSError) as error:
             raise ValueError(
@@ -118,88 +145,79 @@ class Store:
                 f"checkpoint folder {folder} has format {written}, this version reads {_FORMAT}; use the "
                 "version that wrote it, or another folder."
             )
-        changed = differences(made_of, self.made_of)
+        changed, recoded = differences(made_of, self.made_of)
+        unknown = ", ".join(not_compared(self.made_of)[:20])
+        unknown = f"Could not be compared: {unknown}." if unknown else ""
         if changed:
-            shown = "\n  ".join(changed[:5]) + (f"\n  and {len(changed) - 5} more" if changed[5:] else "")
-            unknown = not_compared(self.made_of)
-            note = f"\nCould not be compared: {', '.join(unknown)}." if unknown else ""
             raise ValueError(
-                f"checkpoint folder {folder} holds another run; to begin anew, name another folder. What "
-                f"differs:\n  {shown}{note}"
+                f"checkpoint folder {folder} holds another run; to start over, name another folder. What "
+                f"differs:{_listed(changed + recoded)}\n{unknown}"
             )
+        if recoded:
+            found = f"differs from that of the run in {folder}:{_listed(recoded)}\n"
+            if self.checkpoint.on_code_change == "raise":
+                raise ValueError(
+                    f"the code {found}All else is unchanged. If it means the same, as under another version "
+                    "of Python or of a library, go on with mf.Checkpoint(..., on_code_change='warn'); to "
+                    "begin anew, name another folder."
+                )
+            warnings.warn(f"the run goes on, though the code {found}", stacklevel=5)
+        if unknown:
+            warnings.warn(f"the run in {folder} is resumed as the same one. {unknown}", stacklevel=5)
 
-    def _opened(self) -> Any:
-        """Orbax's manager. It removes what an earlier one had begun to write; we, what it had to delete."""
-        self._delete()
-        options = self.orbax.CheckpointManagerOptions(
-            max_to_keep=self.checkpoint.keep,
-            create=True,
-            cleanup_tmp_directories=True,
-            todelete_subdir=_DELETED,
-        )
-        return self.orbax.CheckpointManager(self.checkpoint.folder, options=options)
+    def _complete(self) -> dict[int, list[Path]]:
+        """The files of every checkpoint of which all are there, by step."""
+        groups: dict[tuple[int, int], list[Path]] = {}
+        for path in sorted(self.checkpoint.folder.iterdir()):
+            if found := _FILE.fullmatch(path.name):
+                groups.setdefault((int(found[1]), int(found[3])), []).append(path)
+        return {step: paths for (step, count), paths in groups.items() if len(paths) == count}
 
-    def _delete(self) -> None:
-        if jax.process_index() == 0:
-            shutil.rmtree(self.checkpoint.folder / _DELETED, ignore_errors=True)
+    def _own(self, step: int) -> Path:
+        place = f"{jax.process_index() + 1}-of-{jax.process_count()}"
+        return self.checkpoint.folder / f"{step}-{place}.safetensors"
 
     def latest(self, fresh: Any) -> Saved | None:
         """The newest checkpoint that can be read, with the structure and the devices of a fresh state."""
-        unreadable: dict[int, Exception] = {}
-        for step in sorted(self.manager.all_steps(), reverse=True):
+        left, unreadable = self._complete(), {}
+        while (step := agreed(max(left, default=-1))) >= 0:
+            paths, saved, error = left.pop(step, []), None, ValueError("another process cannot read it")
             try:
-                saved = self._read(step, fresh)
-            except Exception as error:
-                unreadable[step] = error
-            else:
+                saved = self._read(paths, fresh)
+            except Exception as caught:
+                error = caught
+            # One that any process cannot read is no use to the others.
+            if not agreed(saved is None):
                 self._set_aside(unreadable, step)
                 self.begun = step
                 return saved
+            unreadable[step] = paths, error
         if unreadable:
-            step, error = next(iter(unreadable.items()))
+            step, (_, error) = next(iter(unreadable.items()))
             raise ValueError(
                 f"checkpoint folder {self.checkpoint.folder} holds checkpoints of steps {list(unreadable)}, "
-                f"but none can be read; to begin anew, name another folder. Step {step}: {_brief(error)}"
+                f"but none can be read; to start over, name another folder. Step {step}: {str(error)[:400]}"
             ) from error
         return None
 
-    def _read(self, step: int, fresh: Any) -> Saved:
+    def _read(self, paths: list[Path], fresh: Any) -> Saved:
+        files = [Saved(**load(path)) for path in paths]
         leaves, structure = jax.tree.flatten(fresh)
-        template = {
-            _leaf_name(i): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-            for i, leaf in enumerate(map(_numbers, leaves))
-        }
-        arguments = self.orbax.args
-        found: Any = self.manager.restore(
-            step,
-            args=arguments.Composite(
-                state=arguments.StandardRestore(template),
-                history=arguments.StandardRestore(),
-                notes=arguments.JsonRestore(),
-            ),
-        )
-        history = {name: np.asarray(column) for name, column in found.history.items()}
-        checksums = _checksum(found.state, history), found.notes["checksum"]
-        if None not in checksums and checksums[0] != checksums[1]:
-            raise ValueError("its numbers are not those that were written.")
-        restored = [_like(leaf, found.state[_leaf_name(i)]) for i, leaf in enumerate(leaves)]
-        return Saved(jax.tree.unflatten(structure, restored), history, found.notes)
+        parts = zip(*(file.state for file in files), strict=True)
+        restored = [_restored(leaf, [*itertools.chain(*of)]) for leaf, of in zip(leaves, parts, strict=True)]
+        return files[0]._replace(state=jax.tree.unflatten(structure, restored))
 
-    def _set_aside(self, unreadable: Mapping[int, Exception], step: int) -> None:
+    def _set_aside(self, unreadable: Mapping[int, tuple[list[Path], Exception]], step: int) -> None:
         """Out of the way of checkpoints to come, but for a person to look at."""
-        folder = self.checkpoint.folder
-        for newer, error in unreadable.items() if jax.process_index() == 0 else ():
-            aside = folder / f"{newer}.unreadable"
-            shutil.rmtree(aside, ignore_errors=True)
-            (folder / str(newer)).replace(aside)
+        for newer, (paths, error) in unreadable.items() if jax.process_index() == 0 else ():
+            for path in paths:
+                path.replace(path.with_name(f"{path.name}.unreadable"))
             warnings.warn(
-                f"the checkpoint of step {newer} in {folder} cannot be read and is now {aside.name}; the run "
-                f"goes on from step {step}. The reason: {_brief(error)}",
+                f"the checkpoint of step {newer} in {self.checkpoint.folder} cannot be read and is now "
+                f"*.unreadable; the run goes on from step {step}. The reason: {str(error)[:400]}",
                 stacklevel=6,
             )
-        if unreadable:
-            together("set aside")
-            self.manager.reload()
+        together("set aside")
 
     def is_due(self, step: int) -> bool:
         """Whether there is to be a checkpoint at this step."""
@@ -210,94 +228,71 @@ class Store:
         if step == self.begun:
             return
         self._wait()
-        leaves = {_leaf_name(i): _numbers(leaf) for i, leaf in enumerate(jax.tree.leaves(saved.state))}
-        notes = saved.notes | {"checksum": _checksum(leaves, saved.history)}
-        arguments = self.orbax.args
-        with self._reporting():
-            self.manager.save(
-                step,
-                args=arguments.Composite(
-                    state=arguments.StandardSave(leaves),
-                    history=arguments.StandardSave(saved.history),
-                    notes=arguments.JsonSave(notes),
-                ),
-                force=True,
-            )
-            self.begun = step
+        # Apart by now: programs for all devices are to be called in one order in all processes.
+        parts = [_parts(leaf) for leaf in jax.tree.leaves(saved.state)]
+        self.writing = self.background.submit(functools.partial(self._write, step, saved, parts))
+        self.begun = step
+
+    def _write(self, step: int, saved: Saved, parts: list[_Parts]) -> None:
+        if not (self.checkpoint.folder / _MARKER).exists():
+            self._mark()
+        state = [[(begin, np.asarray(part)) for begin, part in of_leaf] for of_leaf in parts]
+        save(saved._asdict() | {"state": state}, self._own(step), force=True)
+        if jax.process_index() == 0:
+            oldest = sorted(self._complete())[-self.checkpoint.keep :][:1]
+            for path in self.checkpoint.folder.iterdir() if oldest else ():
+                found = _FILE.fullmatch(path.name)
+                if found and int(found[1]) < oldest[0]:
+                    path.unlink(missing_ok=True)
 
     def holds(self, step: int) -> bool:
         """Whether there is a checkpoint of this step, when all is written."""
         self._wait()
-        return step in self.manager.all_steps()
+        return self._own(step).exists()
 
     def close(self) -> None:
         """Wait until all is written, and let go of the folder."""
         self._wait()
-        with self._reporting():
-            self.manager.close()
-        logging.getLogger("absl").removeFilter(_not_of_orbax)
+        self.background.end(float("inf"))
 
     def _wait(self) -> None:
-        with self._reporting():
-            self.manager.wait_until_finished()
-        self._delete()
-
-    @contextlib.contextmanager
-    def _reporting(self) -> Iterator[None]:
+        writing, self.writing = self.writing, None
         try:
-            yield
+            if writing is not None:
+                result(writing)
         except Exception as error:
             self.begun = None
-            folder = self.checkpoint.folder
-            # A manager that has failed forgets what to delete, and what it has written so far takes space.
-            with contextlib.suppress(Exception):
-                self.manager.close()
-            with contextlib.suppress(Exception):
-                self.manager = self._opened()
-                if not (folder / _MARKER).exists():
-                    self._mark()
             warnings.warn(
-                f"a checkpoint could not be written to {folder}: {_brief(error)}. The run goes on, earlier "
-                "checkpoints stay; free some space, or stop with Ctrl-C to keep the state in hand.",
+                f"a checkpoint could not be written to {self.checkpoint.folder}: {str(error)[:400]} The run "
+                "goes on, earlier checkpoints stay; or stop with Ctrl-C to keep the state in hand.",
                 stacklevel=8,
             )
 
 
-def _not_of_orbax(record: logging.LogRecord) -> bool:
-    """Whether a line of log is to be shown: what fails is told by our own warning, not by ten tracebacks."""
-    trace = record.exc_info[2] if record.exc_info else None
-    return not any("orbax" in frame.filename for frame in traceback.extract_tb(trace))
+def _listed(lines: list[str]) -> str:
+    more = [f"and {len(lines) - 5} more"] if lines[5:] else []
+    return "".join(f"\n  {line}" for line in lines[:5] + more)
 
 
-def _brief(error: Exception) -> str:
-    """What went wrong, without the specification of all that might have."""
-    return str(error).split(" [tensorstore_spec")[0][:400]
+def _parts(leaf: jax.Array) -> _Parts:
+    """As far as it is for this process to save them."""
+    shards = [shard for shard in numbers_of(leaf).addressable_shards if shard.replica_id == 0]
+    return [(tuple(place.start or 0 for place in shard.index), shard.data) for shard in shards]
 
 
-def _numbers(leaf: jax.Array) -> jax.Array:
-    """Random keys as the numbers that they are made of."""
-    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-
-
-def _like(fresh: jax.Array, restored: jax.Array) -> jax.Array:
-    """An array that was free to move stays so: one that is tied to its device would be another program."""
-    restored = restored if fresh.committed else jnp.asarray(np.asarray(restored))
-    if jnp.issubdtype(fresh.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(restored, impl=jax.random.key_impl(fresh))
-    return restored
-
-
-def _checksum(leaves: Mapping[str, Any], history: Mapping[str, Any]) -> int | None:
-    """Of all numbers; Orbax looks at whether they are there, not at what they are. None where they are spread
-    over processes, of which none has them all."""
-    if not all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves.values()):
-        return None
-    found = 0
-    for part in (leaves, history):
-        for name in sorted(part):
-            found = zlib.crc32(np.ascontiguousarray(part[name]).tobytes(), found)
-    return found
-
-
-def _leaf_name(index: int) -> str:
-    return f"leaf_{index:05d}"
+def _restored(fresh: jax.Array, parts: _Parts) -> jax.Array:
+    """The parts of an array together, on the devices of a fresh one. An array that was free to move stays so:
+    one that is tied to its device would be another program."""
+    like = numbers_of(fresh)
+    whole = np.empty(like.shape, like.dtype)
+    for begin, part in parts:
+        place = tuple(slice(start, start + size) for start, size in zip(begin, part.shape, strict=True))
+        if part.dtype != whole.dtype or whole[place].shape != part.shape:
+            raise ValueError(f"it holds {part.dtype}{part.shape} in the place of {whole.dtype}{whole.shape}")
+        whole[place] = part
+    if sum(part.size for _, part in parts) != whole.size:
+        raise ValueError("it does not hold each number of the state once")
+    found = jnp.asarray(whole)
+    if fresh.committed:
+        found = jax.make_array_from_callback(like.shape, like.sharding, lambda place: whole[place])
+    return jax.random.wrap_key_data(found, impl=jax.random.key_impl(fresh)) if is_key(fresh) else found

@@ -10,7 +10,7 @@ from measureflow.runs.draws import Buffer
 from measureflow.runs.history import Log
 from measureflow.runs.program import Program
 from measureflow.runs.solution import DivergenceError, Restart
-from measureflow.spaces.measures import Empirical
+from measureflow.spaces.empirical import Empirical
 
 # After so many, a run that restarts lost particles gives up.
 _MOST_RESTARTS = 100
@@ -65,8 +65,7 @@ class Divergence:
             return ""
         return (
             " The loss fell all the way: if it is a log density, pass its negative, and mf.KL(mf.Flat()) as "
-            "the "
-            "regulariser."
+            "the regulariser."
         )
 
     def _restarted(self, last: Any, batches: AbstractBatches, lost: np.ndarray, step: int) -> Any:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Int, PyTree
 from measureflow.core.pytrees import Particles
 from measureflow.core.validation import require_count
 from measureflow.flows.flow import AbstractFlow
-from measureflow.spaces.measures import Empirical
+from measureflow.spaces.empirical import Empirical
 
 # What one compiled call may keep on the device, and how many draws.
 _BYTES, _MOST = 2**26, 64
@@ -27,7 +27,8 @@ class Draws(eqx.Module):
     Parameters
     ----------
     after
-        How many steps to let pass first: while a flow approaches q*, or adapts, its particles are no draws.
+        How many steps to let pass first: while a flow approaches q*, or adapts, its particles are not draws
+        from q*.
     every
         How many steps lie between two draws of a particle.
     """
@@ -84,9 +85,9 @@ class Collector:
         needed, free = 2 * number * self._bytes(), _free_memory()
         if needed > free:
             raise ValueError(
-                f"collect={self.collect} keeps {number:,} draws of all particles, {needed / 2**30:.3g} GiB "
-                "to put "
-                f"together, and {free / 2**30:.3g} GiB are free; keep fewer, with a larger every."
+                f"collect={self.collect} keeps {number:,} draws of all particles, which takes "
+                f"{needed / 2**30:.3g} GiB of memory, and {free / 2**30:.3g} GiB are free; keep fewer, with "
+                "a larger every."
             )
 
     def most_steps(self) -> int:

@@ -27,16 +27,12 @@ _FIRST_BUDGET = 16
 class AbstractRun(abc.ABC):
     """A run as the driver sees it."""
 
-    #: Its newest record, and what callbacks see.
+    #: At which step it is, its newest record, and what callbacks see.
+    step: int
     record: dict[str, Any]
     state: Any
     #: How many steps one call may take.
     most: int
-
-    @property
-    @abc.abstractmethod
-    def step(self) -> int:
-        """At which step it is."""
 
     @abc.abstractmethod
     def advance(self, budget: int, end: int) -> None:

@@ -5,10 +5,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Array
 
+from measureflow.saving.registry import require, saved
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+def _require_table(history: "History") -> None:
+    columns = list(history.values())
+    arrays = all(isinstance(column, np.ndarray) and column.ndim == 1 for column in columns)
+    require(arrays and len({len(column) for column in columns}) <= 1, "its history is not a table")
+
+
+@saved(
+    build=lambda columns: History(columns),
+    describe=lambda history: {"columns": dict(history)},
+    check=_require_table,
+)
 class History(dict[str, np.ndarray]):
     """Arrays by name, one entry per record: `history["loss"]` or `history.loss`."""
 

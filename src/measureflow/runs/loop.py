@@ -48,9 +48,8 @@ def run(
     if not hasattr(state, "step"):
         raise TypeError(
             f"state has no `step`, got {type(state).__name__}: run could not tell which batch and which "
-            "noise "
-            "come next; give the flow's state a field step that every step raises by one, or use mf.solve, "
-            "which counts."
+            "noise come next; give the flow's state a field step that every step raises by one, or use "
+            "mf.solve, which counts."
         )
     return advance(problem, flow, state, on_device(data, batch_size), key, steps)
 

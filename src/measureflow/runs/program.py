@@ -14,7 +14,7 @@ from measureflow.flows.flow import AbstractFlow, particle_leaves, rearranged
 from measureflow.runs.batches import AbstractBatches, data_key
 from measureflow.runs.draws import Buffer, Draws
 from measureflow.runs.loop import repeat
-from measureflow.spaces.measures import Empirical
+from measureflow.spaces.empirical import Empirical
 from measureflow.statement.problem import Problem
 
 # The shapes of one compiled call: how many records and scheduled step sizes it can hold. Fixed, so that

@@ -29,7 +29,7 @@ class Signals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.caught = signal.Signals(number).name
-        # Who presses Ctrl-C twice is in a hurry; a scheduler may send SIGTERM twice and still wait.
+        # Someone who presses Ctrl-C twice is in a hurry; a scheduler may send SIGTERM twice and still wait.
         self._restore(signal.SIGINT)
 
     def _restore(self, *numbers: signal.Signals) -> None:

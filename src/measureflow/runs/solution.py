@@ -6,25 +6,71 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from measureflow.core.pytrees import shapes_of
 from measureflow.runs.history import History
 from measureflow.saving.container import PathLike
 from measureflow.saving.documents import save
+from measureflow.saving.registry import require, saved
+from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.measures import AbstractMeasure
 
 
+def _require_pairs(restart: "Restart") -> None:
+    step, *parts = restart
+    numbers = all(isinstance(part, tuple) and all(type(i) is int for i in part) for part in parts)
+    require(type(step) is int and numbers and len(parts[0]) == len(parts[1]), "its restarts are none")
+
+
+@saved(check=_require_pairs)
 class Restart(NamedTuple):
-    """At `step`, the particles `lost` had become NaN or infinite, and became copies of those in `copied`."""
+    """Particles that became NaN or infinite, and went on as copies of others.
+
+    Parameters
+    ----------
+    step
+        When.
+    lost
+        Which particles had become NaN or infinite.
+    copied
+        Which particles they are copies of since then.
+    """
 
     step: int
     lost: tuple[int, ...]
     copied: tuple[int, ...]
 
 
+def _require_sound(solution: "Solution") -> None:
+    measure, state, restarts = solution.measure, solution.state, solution.restarts
+    require(isinstance(measure, AbstractMeasure), "its measure is none")
+    require(isinstance(solution.history, History), "its history is none")
+    require(not isinstance(state, bool | int | float | str | list), "its state is none")
+    if isinstance(measure, Empirical) and hasattr(state, "particles"):
+        same = shapes_of(measure.particles) == shapes_of(state.particles)
+        require(same, "its measure and its state have particles of different shapes")
+    alike = isinstance(restarts, tuple) and all(isinstance(restart, Restart) for restart in restarts)
+    require(alike, "its restarts are none")
+
+
+@saved(check=_require_sound, optional=("state",))
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """What `solve` returns: the measure Q, the history of the run, the state to continue from, which
-    particles were restarted, if `on_divergence` allowed it, and the `draws`, if `collect` asked for them: the
-    pytree of the particles with leading axes (particle, draw)."""
+    """What `solve` returns.
+
+    Parameters
+    ----------
+    measure
+        Q.
+    history
+        What was recorded along the way.
+    state
+        The state to continue from: pass it to `solve` as `initial`.
+    restarts
+        Which particles were restarted, if `on_divergence` allowed it.
+    draws
+        The particles that `collect` asked for, as NumPy arrays with leading axes (particle, draw); else
+        None.
+    """
 
     measure: AbstractMeasure
     history: History

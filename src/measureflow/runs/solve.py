@@ -14,10 +14,11 @@ from jaxtyping import Array, Key
 from measureflow.core.devices import require_mesh
 from measureflow.core.pytrees import particle_count
 from measureflow.core.validation import require_count, typed_key
-from measureflow.flows.counting import counted
+from measureflow.flows.counting import begun
 from measureflow.flows.flow import AbstractFlow
 from measureflow.runs.batches import AbstractBatches, Whole
 from measureflow.runs.checkpoint import Checkpoint, Saved, Store
+from measureflow.runs.data import batch_source
 from measureflow.runs.devices import place_batches
 from measureflow.runs.divergence import Divergence, require_on_divergence
 from measureflow.runs.draws import Buffer, Collector, Draws
@@ -26,8 +27,9 @@ from measureflow.runs.fingerprints import fingerprint
 from measureflow.runs.history import Log, default_record_every
 from measureflow.runs.program import RECORDS, Program
 from measureflow.runs.solution import DataExhaustedError, Interrupted, Restart, Solution
-from measureflow.runs.sources import AbstractSource, Arrays, batch_source
-from measureflow.spaces.measures import AbstractMeasure, Empirical
+from measureflow.runs.sources import AbstractSource, Arrays
+from measureflow.spaces.empirical import Empirical
+from measureflow.spaces.measures import AbstractMeasure
 from measureflow.statement.certificate import FEW, NotStationaryWarning
 from measureflow.statement.problem import Problem
 
@@ -47,7 +49,7 @@ def solve(
     data: Any = None,
     batch_size: int | None = None,
     record_every: int | None = None,
-    progress: bool = False,
+    progress: bool | str = False,
     checkpoint: Checkpoint | None = None,
     callback: Callback | None = None,
     collect: Draws | None = None,
@@ -79,7 +81,7 @@ def solve(
     record_every
         How many steps lie between two records of `history`; None makes about 1,000 of them.
     progress
-        Whether to show a progress bar.
+        Whether to show a progress bar; a text is its name.
     checkpoint
         With one, the same call resumes a run that was cut off, and returns at once if it was finished;
         `steps` may have grown.
@@ -145,9 +147,8 @@ def solve(
 
 
 def _begun(problem: Problem, flow: AbstractFlow, initial: Any) -> tuple[AbstractFlow, Any, AbstractMeasure]:
-    """The flow, its state at `initial`, and the measure of that. What has a `step` is a state."""
-    flow = counted(flow, problem, initial)
-    state = flow.resume(problem, initial) if hasattr(initial, "step") else flow.init(problem, initial)
+    """The flow, its state at `initial`, and the measure of that."""
+    flow, state = begun(flow, problem, initial)
     measure = flow.measure(state)
     if not isinstance(measure, AbstractMeasure):
         raise TypeError(
@@ -171,7 +172,7 @@ class SolveRun(AbstractRun):
         on_divergence: str,
     ):
         self.program, self.source, self.store = program, source, store
-        self.state = program.layout.placed(state)
+        self._go_to(program.layout.placed(state))
         self.most, self.record = source.most, {}
         self.first, self.end = int(state.step), int(state.step) + steps
         self.log = Log(record_every or default_record_every(steps))
@@ -183,11 +184,10 @@ class SolveRun(AbstractRun):
         self.placed: tuple[AbstractBatches, AbstractBatches] | None = None
         self.is_saved = False
 
-    @property
-    def step(self) -> int:
-        return int(self.state.step)
+    def _go_to(self, state: Any) -> None:
+        self.state, self.step = state, int(state.step)
 
-    def solved(self, callbacks: tuple[Callback, ...], progress: bool) -> Solution:
+    def solved(self, callbacks: tuple[Callback, ...], progress: bool | str) -> Solution:
         """The run from its beginning, or from its newest checkpoint, to its end."""
         saved = None if self.store is None else self.store.latest(self.state)
         if saved is None:
@@ -195,7 +195,7 @@ class SolveRun(AbstractRun):
             self._require_finite_start()
         else:
             self._resume(saved)
-        bar = "" if progress else None
+        bar = (progress if isinstance(progress, str) else "") if progress else None
         signal = drive(self, self.end, first=self.first, progress=bar, callbacks=callbacks)
         if signal is not None:
             raise self._interrupted(signal)
@@ -215,13 +215,14 @@ class SolveRun(AbstractRun):
         batches = self._take(step, records * each)
         # While the next line runs.
         self.source.ahead(lambda i: math.prod(_next_call(i, self.end, every, budget)))
-        before, buffer = self.state, self._buffer()
-        self.state, table, kept = self.program.call(before, batches, records, each, buffer)
-        if np.all(self.program.finite(self.state)):
+        buffer = self._buffer()
+        after, table, kept = self.program.call(self.state, batches, records, each, buffer)
+        if np.all(self.program.finite(after)):
             self.log.add(table, records)
             self.record = {name: np.asarray(column)[records - 1] for name, column in table.items()}
         else:
-            self.state, kept = self.divergence.mended(before, batches, records * each, buffer)
+            after, kept = self.divergence.mended(self.state, batches, records * each, buffer)
+        self._go_to(after)
         if self.collector is not None and kept is not None:
             self.collector.add(kept, self.step)
 
@@ -269,13 +270,12 @@ class SolveRun(AbstractRun):
         store.save(self.step, Saved(self.state, columns, notes))
 
     def _resume(self, saved: Saved) -> None:
-        self.state = saved.state
+        self._go_to(saved.state)
         folder = self.store.checkpoint.folder if self.store else None
         if self.step > self.end:
             raise ValueError(
                 f"the run in {folder} is at step {self.step}, beyond steps={self.end - self.first}; steps "
-                "may "
-                "only grow."
+                "may only grow."
             )
         columns = {name: values for name, values in saved.history.items() if not name.startswith(_DRAWS)}
         self.log.record_every = saved.notes["record_every"]
@@ -325,8 +325,7 @@ class SolveRun(AbstractRun):
             )
             raise ValueError(
                 f"{what} is {value} at `initial`, step {self.step}; check it, the data and `initial` for "
-                "NaN, "
-                "infinities and logarithms of zero."
+                "NaN, infinities and logarithms of zero."
             )
 
     def _can_restart(self) -> bool:

@@ -7,8 +7,6 @@ computes.
 import abc
 import copy
 import dataclasses
-import functools
-import hashlib
 import json
 import math
 import sys
@@ -16,30 +14,23 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeAlias
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Key, PyTree
+from jaxtyping import PyTree
 
-from measureflow.core.validation import require_leading_axis
 from measureflow.runs.background import Background, result
 from measureflow.runs.batches import (
     STREAMED,
     AbstractBatches,
     Stacked,
-    data_key,
-    is_on_disk,
     on_device,
-    require_batch_size,
-    shuffled_rows,
+    on_host,
 )
+from measureflow.runs.fingerprints import OfType
 
 # A stack of batches has no more than this, unless one batch has.
 _STACK_BYTES = 2**28
-# Of data on a disk, larger than this, a checkpoint compares so many rows.
-_HASHED_BYTES = 2**26
-_HASHED_ROWS = 1024
 # How many seconds someone who pressed Ctrl-C twice waits for an iterator.
 _PATIENCE = 1.0
 
@@ -65,12 +56,12 @@ class AbstractSource(abc.ABC):
     @abc.abstractmethod
     def prefetch(self, step: int, count: int) -> int:
         """How many of the `count` steps from `step` on have a batch, of those that can be taken together.
-        A step that was asked for before may be asked for again while its call has not ended."""
+        A step may be asked for again until the call that takes it has ended."""
 
     @abc.abstractmethod
     def ahead(self, size: Callable[[int], int]) -> None:
-        """Begin to make what comes after the batches that were taken, but return at once. The call from some
-        step on will take `size(step)` steps, so far as one knows: never more than the run still needs."""
+        """Begin to make the batches after those that were taken, and return at once. The call that begins at
+        some step will take `size(step)` steps, as far as is known: never more than the run still needs."""
 
     @abc.abstractmethod
     def take(self, step: int, count: int) -> AbstractBatches:
@@ -78,7 +69,7 @@ class AbstractSource(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """The run has ended, well or not."""
+        """Let go of everything: the run has ended, with or without an error."""
 
 
 class Arrays(AbstractSource):
@@ -112,11 +103,11 @@ class Arrays(AbstractSource):
 
 
 #: The leaves of a batch, and where the source was after it.
-_Batch: TypeAlias = tuple[list[np.ndarray], Any]
+Batch: TypeAlias = tuple[list[np.ndarray], Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Stack:
+class Stack:
     """The batches of `count` steps from `first` on, and where the source was before and after each."""
 
     batches: Stacked
@@ -129,28 +120,29 @@ class _Stack:
         return self.first + self.count
 
 
-class _AbstractStream(AbstractSource):
+class AbstractStream(AbstractSource):
     """Batches that are made on the host, a stack at a time. While the device works on one stack, a thread
     makes the next and sends it to the device. The two threads never touch the data at the same time."""
 
     def __init__(self, batch: PyTree, share: float):
-        leaves, self.structure = jax.tree.flatten(batch)
+        paths, self.structure = jax.tree_util.tree_flatten_with_path(batch)
+        self.paths, leaves = zip(*paths, strict=True) if paths else ((), ())
         self.shapes = [leaf.shape for leaf in leaves]
         self.dtypes = [leaf.dtype.newbyteorder("=") for leaf in leaves]
         size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._kinds())
         self.most = min(STREAMED, max(1, _STACK_BYTES // max(size, 1)))
         self.share = share
-        self.stack: _Stack | None = None
+        self.stack: Stack | None = None
         self.next: Future | None = None
         self.background: Background | None = None
         self.closed = False
 
     @abc.abstractmethod
-    def _making(self, first: int, count: int) -> Callable[[], _Stack]:
+    def _making(self, first: int, count: int) -> Callable[[], Stack]:
         """What makes the stack of `count` steps from `first` on, or of fewer where the data end."""
 
     @abc.abstractmethod
-    def _look(self, step: int) -> _Stack:
+    def _look(self, step: int) -> Stack:
         """A batch to look at, of no steps: it is not used up."""
 
     def prefetch(self, step: int, count: int) -> int:
@@ -178,7 +170,7 @@ class _AbstractStream(AbstractSource):
         return self.stack.batches
 
     def close(self) -> None:
-        """The thread ends with the batch that it is at. Who pressed Ctrl-C twice does not wait for that."""
+        """The thread ends with the batch that it is at. After a second Ctrl-C nothing waits for that."""
         self.closed = True
         if self.background is None:
             return
@@ -196,7 +188,7 @@ class _AbstractStream(AbstractSource):
     def _kinds(self) -> list[tuple[tuple[int, ...], np.dtype]]:
         return list(zip(self.shapes, self.dtypes, strict=True))
 
-    def _stacked(self, first: int, before: Any, batches: Iterable[_Batch]) -> _Stack:
+    def _stacked(self, first: int, before: Any, batches: Iterable[Batch]) -> Stack:
         """Batches, stacked and sent to the device."""
         columns = [np.zeros((self.most, *shape), dtype) for shape, dtype in self._kinds()]
         positions = [before]
@@ -211,15 +203,15 @@ class _AbstractStream(AbstractSource):
             # The record after the last step looks at its batch again.
             column[count : count + 1] = column[count - 1]
         stack = jax.tree.unflatten(self.structure, map(jnp.asarray, columns))
-        return _Stack(Stacked(stack, jnp.asarray(first, jnp.int32), self.share), first, count, positions)
+        return Stack(Stacked(stack, jnp.asarray(first, jnp.int32), self.share), first, count, positions)
 
 
-class Stream(_AbstractStream):
+class Stream(AbstractStream):
     """Batches of an iterator; a loader, which can be iterated over again, starts over at its end.
 
     Except for the first batches, it is asked in another thread while the device computes, but never for more
     than the run needs: one that finishes after k steps has used k batches. One that does not, for an error or
-    Ctrl-C, may have asked for up to two stacks more. What the iterator raises is raised by the run, once the
+    Ctrl-C, may have asked for up to two stacks more. What the iterator raises, the run raises, once the
     steps of the batches before are taken.
     """
 
@@ -230,18 +222,18 @@ class Stream(_AbstractStream):
         self.at = self._position()
         self.error: Exception | None = None
         try:
-            batch = jax.tree.map(_on_host, self._asked())
+            batch = jax.tree_util.tree_map_with_path(on_host, self._asked())
         except StopIteration:
             raise ValueError(
                 f"data is an iterator that yields no batch, got {data!r}; pass one that does."
             ) from None
-        # What was asked for and has not gone into a stack: at most one, to look at.
+        # Batches that were asked for and are not in a stack yet: at most one, to look at.
         self.waiting = [(jax.tree.leaves(batch), self._position())]
         super().__init__(batch, 0.0)
 
     def made_of(self) -> Any:
         """Its type: what an iterator will yield cannot be compared."""
-        return self.data
+        return OfType(self.data)
 
     def position(self, step: int) -> Any:
         """Where the iterator stood before the batch of `step`; None if it cannot say so in JSON."""
@@ -272,19 +264,19 @@ class Stream(_AbstractStream):
             self.at = last[1]
             self.stack = self._stacked(step - 1, None, [last])
 
-    def _making(self, first: int, count: int) -> Callable[[], _Stack]:
-        def make() -> _Stack:
+    def _making(self, first: int, count: int) -> Callable[[], Stack]:
+        def make() -> Stack:
             stack = self._stacked(first, self.at, self._up_to(count))
             self.at = stack.positions[-1]
             return stack
 
         return make
 
-    def _look(self, step: int) -> _Stack:
+    def _look(self, step: int) -> Stack:
         self.waiting = self.waiting or [self._next()]
         return dataclasses.replace(self._stacked(step, self.at, self.waiting), count=0)
 
-    def _up_to(self, count: int) -> Iterator[_Batch]:
+    def _up_to(self, count: int) -> Iterator[Batch]:
         """The next batches: `count`, or those before the end, or those before an error, which is then due."""
         for done in range(count):
             try:
@@ -298,7 +290,7 @@ class Stream(_AbstractStream):
                 return
             yield batch
 
-    def _next(self) -> _Batch:
+    def _next(self) -> Batch:
         if self.waiting:
             return self.waiting.pop()
         if self.error is not None:
@@ -326,14 +318,14 @@ class Stream(_AbstractStream):
                 f"data yields batches of different structures, got {self.structure} and {structure}; yield "
                 "the same pytree every time."
             )
-        leaves = [_on_host(leaf) for leaf in leaves]
+        leaves = list(map(on_host, self.paths, leaves))
         shapes, dtypes = [leaf.shape for leaf in leaves], [leaf.dtype for leaf in leaves]
         if shapes != self.shapes:
             raise ValueError(
                 f"data yields batches of different shapes, got {self.shapes} and {shapes}; drop the short "
                 "one (drop_last=True in a loader), so that there is one program."
             )
-        if dtypes != self.dtypes and not all(map(_fits, dtypes, self.dtypes)):
+        if dtypes != self.dtypes and not all(map(_fits, leaves, self.dtypes)):
             first, then = ", ".join(map(str, self.dtypes)), ", ".join(map(str, dtypes))
             raise ValueError(
                 f"data yields batches of different dtypes, got {first} and then {then}; yield the same every "
@@ -342,101 +334,10 @@ class Stream(_AbstractStream):
         return leaves
 
 
-def _fits(dtype: np.dtype, first: np.dtype) -> bool:
-    return np.can_cast(dtype, first, "same_kind")
-
-
-def _on_host(leaf: Any) -> np.ndarray:
-    """An array of any library in NumPy; the tensors of PyTorch and TensorFlow have a method for it."""
-    values = np.asarray(leaf.numpy() if hasattr(leaf, "numpy") else leaf)
-    if values.dtype.kind in "OSUMm":
-        raise TypeError(
-            f"data must hold numbers, got {leaf!r} of type {type(leaf).__name__}; leave it out, or encode it."
-        )
-    return values
-
-
-class OnDisk(_AbstractStream):
-    """Rows of arrays on a disk: the batches of `Shuffled`, to the bit, gathered on the host.
-
-    Of the data, only a few stacks of batches are ever in memory. A checkpoint compares such arrays by shape,
-    dtype and a hash: of all rows up to 64 MB, and of 1024 rows spread evenly over larger ones,
-    so that terabytes are not read; a change of other rows is not seen.
-    """
-
-    def __init__(self, data: PyTree, batch_size: int, key: Key[Array, ""]):
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), np.uint8), data)
-        require_leading_axis("data", shapes, "case")
-        self.cases = jax.tree.leaves(shapes)[0].shape[0]
-        self.batch_size = require_batch_size(batch_size, self.cases)
-        if self.cases > np.iinfo(np.int32).max:
-            raise ValueError(
-                f"data has {self.cases} cases, but steps count them in 32 bits; pass an iterator of batches."
-            )
-        self.data = jax.tree.map(lambda leaf: leaf if is_on_disk(leaf) else _on_host(leaf), data)
-        self.key = data_key(key)
-        batch = jax.tree.map(
-            lambda leaf: np.broadcast_to(_on_host(leaf[:1]), (self.batch_size, *leaf.shape[1:])), self.data
-        )
-        super().__init__(batch, self.batch_size / self.cases)
-
-    def made_of(self) -> Any:
-        return {"rows": jax.tree.map(_digest, self.data), "batch_size": self.batch_size}
-
-    def position(self, step: int) -> None:
-        return
-
-    def skip(self, step: int, count: int, position: Any) -> None:
-        pass
-
-    def take(self, step: int, count: int) -> AbstractBatches:
-        # Batches here are a function of the step, for the record after the last one, too.
-        if self._left(step) == 0:
-            self.stack = self._look(step)
-        return super().take(step, count)
-
-    def _look(self, step: int) -> _Stack:
-        return dataclasses.replace(self._making(step, 1)(), count=0)
-
-    def _making(self, first: int, count: int) -> Callable[[], _Stack]:
-        # Asked for now, since a device takes one thing after the other: later, it is at work.
-        rows = _rows(jnp.asarray(first, jnp.int32), self.key, self.cases, self.batch_size, self.most)
-        return lambda: self._stacked(first, None, map(self._gathered, np.asarray(rows)[:count]))
-
-    def _gathered(self, rows: np.ndarray) -> _Batch:
-        """In the order of the disk, which is faster, and the only one that h5py allows."""
-        order = np.argsort(rows)
-        places = np.argsort(order)
-        return [_on_host(leaf[rows[order]])[places] for leaf in jax.tree.leaves(self.data)], None
-
-
-@functools.partial(jax.jit, static_argnums=(2, 3, 4))
-def _rows(
-    first: Int[Array, ""], key: Key[Array, ""], cases: int, batch_size: int, count: int
-) -> Int[Array, "{count} {batch_size}"]:
-    """Which cases are the batches of `count` steps from `first` on."""
-    steps = first + jnp.arange(count, dtype=first.dtype)
-    return jax.vmap(lambda step: shuffled_rows(step, key, cases, batch_size))(steps)
-
-
-def _digest(leaf: Any) -> str:
-    """Shape, dtype, and a hash of some rows, in words."""
-    cases, row = leaf.shape[0], _on_host(leaf[:1])
-    most = cases if cases * row.nbytes <= _HASHED_BYTES else min(_HASHED_ROWS, _HASHED_BYTES // row.nbytes)
-    rows = np.unique(np.linspace(0, cases - 1, max(most, 1)).astype(int))
-    values = hashlib.sha256(_on_host(leaf[rows]).tobytes()).hexdigest()[:16]
-    return f"{row.dtype}{list(leaf.shape)} sha256 of {len(rows)} rows {values}"
-
-
-def batch_source(data: Any, batch_size: int | None, key: Key[Array, ""]) -> AbstractSource:
-    """Where batches come from, for `data` and `batch_size` as a user gives them, and the key of the run."""
-    arrays = hasattr(data, "shape") or isinstance(data, dict | list | tuple | eqx.Module)
-    if isinstance(data, Iterable) and not arrays:
-        if batch_size is not None:
-            raise ValueError(
-                f"batch_size={batch_size} was given with an iterator of batches; let the iterator batch."
-            )
-        return Stream(data)
-    if batch_size is not None and any(map(is_on_disk, jax.tree.leaves(data))):
-        return OnDisk(data, batch_size, key)
-    return Arrays(data, batch_size)
+def _fits(leaf: np.ndarray, first: np.dtype) -> bool:
+    """Whether its numbers are numbers of the type of the first batch, up to the rounding of floats."""
+    if np.can_cast(leaf.dtype, first) or not np.can_cast(leaf.dtype, first, "same_kind"):
+        return np.can_cast(leaf.dtype, first)
+    with np.errstate(over="ignore"):
+        cast = leaf.astype(first)
+    return bool(np.all(np.isfinite(cast) == np.isfinite(leaf) if first.kind == "f" else cast == leaf))

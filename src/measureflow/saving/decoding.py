@@ -1,14 +1,14 @@
 """Values from JSON and arrays: how `load` builds what a file describes. Nodes are those of `encoding`.
 
-Nothing is imported, and nothing called, because a file says so: kinds are looked up in a table, and code is
-taken from the user, or from the modules that the user trusts.
+Nothing is imported, and nothing called, because a file says so: kinds are those that classes have registered,
+and code is taken from the user, or from the modules that the user trusts. What a file may ask for is bounded
+by its own size: its arrays are as large as they are in it, and the objects it may have built are few.
 """
 
+import dataclasses
 import importlib
-import math
-import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -17,23 +17,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from measureflow.saving.container import FileFormatError, PathLike, brief
-from measureflow.saving.encoding import ANY, DEEPEST, KEYS, KINDS, MOST_TEXT, attribute, below
+from measureflow.saving.encoding import DEEPEST, KEYS, below
+from measureflow.saving.registry import KINDS, Kind, kind_named
 
-_TROUBLES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+# One may take milliseconds: networks are looked at layer by layer.
+MOST_OBJECTS = 1000
+_LARGEST_LETTER = 0x10FFFF
 
 
-class _NoTemplateError(FileFormatError):
+class _NoStructureError(FileFormatError):
     """A structure is needed, and there is none."""
 
 
 class Decoder:
     """Nodes as values; `arrays` is what these refer to."""
 
-    def __init__(self, path: PathLike, arrays: Mapping[str, Any], trust: Sequence[str]):
+    def __init__(self, path: PathLike, arrays: Mapping[str, Any], trust: Sequence[str], like: Any = None):
         self._path, self._arrays, self._trust = path, arrays, tuple(trust)
         self._taken: set[str] = set()
         self._shared: dict[str, jax.Array] = {}
-        self._depth = 0
+        self._likes, self._has_like = list(_subtrees(like)), like is not None
+        self._depth = self._objects = 0
 
     def error(self, what: str, *remedy: str) -> FileFormatError:
         """The error that says what is wrong with this file."""
@@ -45,52 +49,47 @@ class Decoder:
         if left:
             raise self.error(f"it holds arrays that its description does not mention: {brief(left)}")
 
-    def built(
-        self, kind: str, nodes: Any, where: str, template: Any, given: Mapping[str, Any] | None = None
-    ) -> Any:
+    def built(self, name: str, nodes: Any, where: str, given: Mapping[str, Any] | None = None) -> Any:
         """A thing of a known kind. Values that are `given` are taken instead of the file's."""
-        recipe, values = KINDS[kind], dict(given or {})
-        if not isinstance(nodes, dict) or set(nodes) != set(recipe.fields):
-            names = ", ".join(recipe.fields) or "none"
-            raise self.error(f"{where} has not the fields of a {kind}, which are {names}")
-        alike = recipe.template is not attribute or any(hasattr(template, name) for name in recipe.fields)
-        if template is not ANY and recipe.fields and not alike:
-            raise self._unlike(where, f"a {kind}", _shown(template))
-        for name in recipe.fields:
-            if name in values:
-                self._skip(nodes[name])
+        kind, values = KINDS[name], dict(given or {})
+        self._objects += 1
+        if self._objects > MOST_OBJECTS:
+            raise self.error(f"it holds more than {MOST_OBJECTS} objects", "save their arrays as a pytree.")
+        if not isinstance(nodes, dict) or set(nodes) != set(kind.fields):
+            raise self.error(
+                f"{where} must have the fields of a {name}, which are {', '.join(kind.fields) or 'none'}"
+            )
+        for field in kind.fields:
+            if field in values:
+                self._skip(nodes[field])
                 continue
+            self._likes += _subtrees(kind.like(values)) if kind.like else ()
             try:
-                wanted = recipe.template(name, template, values)
-                values[name] = self.value(nodes[name], below(where, name), wanted)
-            except _NoTemplateError as error:
-                if name not in recipe.optional:
+                values[field] = self._value(nodes[field], below(where, field))
+            except _NoStructureError as error:
+                if field not in kind.optional or self._has_like:
                     raise
-                warnings.warn(
-                    f"{self._path} is loaded without its {name}: {error.what}; {error.remedy}", stacklevel=3
-                )
-                self._skip(nodes[name])
-                values[name] = None
-        return self._made(where, recipe.build, values)
+                what = f"{self._path} is loaded without its {field}: {error.what}; {error.remedy}"
+                warnings.warn(what, stacklevel=3)
+                self._skip(nodes[field])
+                values[field] = None
+        return self._made(where, _checked, kind=kind, values=values)
 
-    def value(self, node: Any, where: str, template: Any = ANY) -> Any:
-        """The value of a node, which must look like `template`."""
+    def _value(self, node: Any, where: str) -> Any:
         self._depth += 1
         try:
             if self._depth > DEEPEST + 2:
                 raise self.error(f"{where} is nested too deeply")
-            if template is not ANY and (template is None) != (node is None):
-                raise self._unlike(where, "None" if node is None else "something", _shown(template))
             if node is None or type(node) in (bool, int, float, str):
                 return node
             read = _NODES.get(frozenset(node)) if isinstance(node, dict) else None
             if read is None:
-                raise self.error(f"{where} is {brief(node)}, which is no value")
-            return read(self, node, where, template)
+                raise self.error(f"{where} is {brief(node)}, which is not a value")
+            return read(self, node, where)
         finally:
             self._depth -= 1
 
-    def _made(self, where: str, build: Callable[..., Any], values: dict[str, Any]) -> Any:
+    def _made(self, where: str, build: Callable[..., Any], /, **values: Any) -> Any:
         try:
             return build(**values)
         except FileFormatError:
@@ -100,161 +99,133 @@ class Decoder:
             remedy = "check the file, and what was passed with it."
             raise self.error(f"{where} is not valid: {str(error)[:500].rstrip('.')}", remedy) from error
 
-    def _unlike(self, where: str, found: str, wanted: str) -> FileFormatError:
-        remedy = "pass like= (or network=) with the structure and the shapes of what was saved."
-        return self.error(f"{where} is {found} in the file, and {wanted} in what was passed", remedy)
-
     def _skip(self, node: Any) -> None:
         """Arrays of this node belong somewhere, but are not wanted."""
         pending = [node]
         while pending:
             one = pending.pop()
             if isinstance(one, dict):
-                names = [one.get(tag) for tag in ("jax", "numpy", "scalar", "key")]
-                self._taken.update(name for name in names if isinstance(name, str))
-                pending += one.values()
-            elif isinstance(one, list):
-                pending += one
+                self._taken.update(name for name in one.values() if isinstance(name, str))
+            pending += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
 
-    def _float(self, node: dict[str, Any], where: str, template: Any) -> float:
-        text = node["float"]
-        if not isinstance(text, str) or text not in _TROUBLES:
-            raise self.error(f"{where} is {brief(node)}, which is no number")
-        return _TROUBLES[text]
+    def _float(self, node: dict[str, Any], where: str) -> float:
+        if node["float"] not in ("nan", "inf", "-inf"):
+            raise self.error(f"{where} is {brief(node)}, which is not a number")
+        return float(node["float"])
 
-    def _sequence(self, node: dict[str, Any], where: str, template: Any) -> Any:
+    def _sequence(self, node: dict[str, Any], where: str) -> Any:
         ((kind, items),) = node.items()
-        make = {"list": list, "tuple": tuple}[kind]
         if not isinstance(items, list):
-            raise self.error(f"{where} is {brief(node)}, which is no {kind}")
-        templates = [ANY] * len(items)
-        if template is not ANY:
-            if type(template) is not make or len(template) != len(items):
-                raise self._unlike(where, f"a {kind} of {len(items)}", _shown(template))
-            templates = list(template)
-        pairs = zip(items, templates, strict=True)
-        return make(self.value(item, below(where, i), wanted) for i, (item, wanted) in enumerate(pairs))
+            raise self.error(f"{where} is {brief(node)}, which is not a {kind}")
+        values = [self._value(item, below(where, i)) for i, item in enumerate(items)]
+        return values if kind == "list" else tuple(values)
 
-    def _dict(self, node: dict[str, Any], where: str, template: Any) -> dict[str, Any]:
+    def _dict(self, node: dict[str, Any], where: str) -> dict[str, Any]:
         items = node["dict"]
         if not isinstance(items, dict):
-            raise self.error(f"{where} is {brief(node)}, which is no dict")
-        if template is not ANY and (type(template) is not dict or set(template) != set(items)):
-            raise self._unlike(where, f"a dict with the keys {brief(list(items))}", _shown(template))
-        wanted = dict.fromkeys(items, ANY) if template is ANY else template
-        return {key: self.value(item, below(where, key), wanted[key]) for key, item in items.items()}
+            raise self.error(f"{where} is {brief(node)}, which is not a dict")
+        return {key: self._value(item, below(where, key)) for key, item in items.items()}
 
-    def _array(self, name: Any, where: str, template: Any) -> Any:
+    def _array(self, name: Any, where: str) -> Any:
         if not isinstance(name, str) or name not in self._arrays:
             raise self.error(f"{where} is the array {brief(name)}, which is not in the file")
         if name in self._taken:
-            raise self.error(f"{where} is the array {brief(name)}, which is that of another place, too")
+            raise self.error(f"{where} is the array {brief(name)}, which is used in another place, too")
         self._taken.add(name)
-        self._require_shape(self._arrays[name], where, template)
         return self._arrays[name]
 
-    def _require_shape(self, array: Any, where: str, template: Any) -> None:
-        if template is not ANY and tuple(getattr(template, "shape", ())) != array.shape:
-            raise self._unlike(where, f"an array of shape {array.shape}", _shown(template))
-
-    def _jax(self, node: dict[str, Any], where: str, template: Any) -> jax.Array:
+    def _jax(self, node: dict[str, Any], where: str) -> jax.Array:
         name = node["jax"]
         if not isinstance(name, str) or name not in self._shared:
-            array = self._array(name, where, template)
-            self._shared[name] = self._on_device(array, where)
-        self._require_shape(self._shared[name], where, template)
+            array = self._array(name, where)
+            converted = self._made(where, jnp.asarray, a=array)
+            if converted.dtype != array.dtype:
+                raise self.error(
+                    f"{where} holds {array.dtype}, which JAX is set to round to {converted.dtype}",
+                    'call jax.config.update("jax_enable_x64", True) at the start of the program.',
+                )
+            self._shared[name] = converted
         return self._shared[name]
 
-    def _on_device(self, array: Any, where: str) -> jax.Array:
-        converted = jnp.asarray(array)
-        if converted.dtype != array.dtype:
-            raise self.error(
-                f"{where} holds {array.dtype}, which JAX is set to round to {converted.dtype}",
-                'call jax.config.update("jax_enable_x64", True) at the start of the program.',
-            )
-        return converted
+    def _numpy(self, node: dict[str, Any], where: str) -> np.ndarray:
+        return self._array(node["numpy"], where)
 
-    def _numpy(self, node: dict[str, Any], where: str, template: Any) -> np.ndarray:
-        return self._array(node["numpy"], where, template)
-
-    def _scalar(self, node: dict[str, Any], where: str, template: Any) -> np.generic:
-        array = self._array(node["scalar"], where, ANY)
+    def _scalar(self, node: dict[str, Any], where: str) -> np.generic:
+        array = self._array(node["scalar"], where)
         if array.shape != ():
             raise self.error(f"{where} is an array of shape {array.shape}, not one number")
         return array[()]
 
-    def _key(self, node: dict[str, Any], where: str, template: Any) -> jax.Array:
-        data, implementation = self._array(node["key"], where, ANY), node["implementation"]
+    def _key(self, node: dict[str, Any], where: str) -> jax.Array:
+        data, implementation = self._array(node["key"], where), node["implementation"]
         if implementation not in KEYS or data.dtype != np.uint32:
-            raise self.error(f"{where} is no random key")
-        values = {"key_bits_array": jnp.asarray(data), "impl": implementation}
-        return self._made(where, jax.random.wrap_key_data, values)
+            raise self.error(f"{where} is not a random key")
+        numbers = jnp.asarray(data)
+        return self._made(where, jax.random.wrap_key_data, key_bits_array=numbers, impl=implementation)
 
-    def _strings(self, node: dict[str, Any], where: str, template: Any) -> np.ndarray:
-        texts, dtype = node["strings"], node["dtype"]
+    def _text(self, node: dict[str, Any], where: str) -> np.ndarray:
+        letters = self._array(node["text"], where)
+        texts = letters.dtype == np.uint32 and letters.ndim > 0 and letters.shape[-1] > 0
+        if not texts or letters.max(initial=0) > _LARGEST_LETTER:
+            raise self.error(f"{where} holds no texts")
+        return letters.view(f"<U{letters.shape[-1]}").reshape(letters.shape[:-1])
+
+    def _texts(self, node: dict[str, Any], where: str) -> np.ndarray:
+        texts = node["texts"]
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise self.error(f"{where} is no list of texts")
-        if dtype == "object":
-            return np.array(texts, dtype=object)
-        width = re.fullmatch(r"<U([1-9]\d{0,8})", dtype) if isinstance(dtype, str) else None
-        longest = max(map(len, texts), default=0)
-        if width is None or int(width[1]) < longest or 4 * int(width[1]) * len(texts) > MOST_TEXT:
-            raise self.error(f"{where} has texts of the dtype {brief(dtype)}, which is not theirs")
-        return np.array(texts, dtype=dtype)
+            raise self.error(f"{where} is not a list of texts")
+        return np.array(texts, dtype=object)
 
-    def _object(self, node: dict[str, Any], where: str, template: Any) -> Any:
-        kind = node["object"]
-        if not isinstance(kind, str) or kind not in KINDS:
-            raise self.error(f"{where} is a {brief(kind)}, which is not known")
-        return self.built(kind, node["fields"], where, template)
+    def _object(self, node: dict[str, Any], where: str) -> Any:
+        name = node["object"]
+        if kind_named(name) is None:
+            raise self.error(f"{where} is a {brief(name)}, which is not known")
+        return self.built(name, node["fields"], where)
 
-    def _leaves(self, node: dict[str, Any], where: str, template: Any) -> Any:
+    def _leaves(self, node: dict[str, Any], where: str) -> Any:
         nodes, once = node["leaves"], node["structure"]
         if not isinstance(nodes, dict) or not isinstance(once, str):
-            raise self.error(f"{where} is {brief(node)}, which is no pytree")
-        if template is ANY:
-            raise _NoTemplateError(
-                self._path,
-                f"{where} is a pytree of which the file has the arrays, but not the structure, once "
-                f"{once[:120]!r}",
-                "pass like=, a thing of the same structure; for a Solution flow.init(problem, particles).",
-            )
-        leaves, structure = jax.tree_util.tree_flatten_with_path(template)
-        named = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
-        if list(named) != list(nodes):
-            raise self._unlike(where, f"a pytree of {brief(list(nodes))}", f"one of {brief(list(named))}")
-        values = [self.value(nodes[path], below(where, path), leaf) for path, leaf in named.items()]
-        return self._made(where, jax.tree.unflatten, {"treedef": structure, "leaves": values})
+            raise self.error(f"{where} is {brief(node)}, which is not a pytree")
+        values = [self._value(item, below(where, path)) for path, item in nodes.items()]
+        for like in self._likes:
+            leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+            if [jax.tree_util.keystr(path) for path, _ in leaves] == list(nodes) and all(
+                getattr(leaf, "shape", np.shape(value)) == np.shape(value)
+                for (_, leaf), value in zip(leaves, values, strict=True)
+            ):
+                return self._made(where, jax.tree.unflatten, treedef=structure, leaves=values)
+        raise _NoStructureError(
+            self._path,
+            f"{where} is a pytree of which the file has the arrays, but not the structure, once "
+            f"{once[:120]!r} with {brief(dict(zip(nodes, map(np.shape, values), strict=True)))}",
+            "pass like= (or network=), a thing of the same structure and shapes; for a Solution "
+            "flow.init(problem, particles).",
+        )
 
-    def _code(self, node: dict[str, Any], where: str, template: Any) -> Any:
+    def _code(self, node: dict[str, Any], where: str) -> Any:
         name = node["import"]
         module, separator, path = name.partition(":") if isinstance(name, str) else ("", "", "")
         if not separator:
-            raise self.error(f"{where} is {brief(node)}, which names no code")
+            raise self.error(f"{where} is {brief(node)}, which does not name code")
         argument = "network=" if "network" in where.lower() else "likelihood="
         if module not in self._trust:
             raise self.error(
                 f"{where} is code, named {brief(name)}, and a file's code is not run",
                 f"pass {argument}, or trust=({brief(module)},) if you know that module.",
             )
-        found: Any = self._made(where, importlib.import_module, {"name": module})
+        found: Any = self._made(where, importlib.import_module, name=module)
         for part in path.split("."):
             found = getattr(found, part, None)
         # A module has more names than those of its own: those that it imported are not what was trusted.
         own = getattr(found, "__module__", None) == module and getattr(found, "__qualname__", None) == path
         made = isinstance(found, type) and issubclass(found, eqx.Module)
-        usable = callable(found) and made == isinstance(found, type) == ("fields" in node)
-        if not own or not usable:
-            raise self.error(
-                f"{where} is {brief(name)}, which that module cannot give", f"use {argument} instead."
-            )
-        if not made:
-            return found
-        fields = self._dict({"dict": node["fields"]}, where, ANY)
-        return self._made(where, found, fields)
+        if not own or not callable(found) or not made == isinstance(found, type) == ("fields" in node):
+            what = f"{where} is {brief(name)}, which that module does not define"
+            raise self.error(what, f"use {argument} instead.")
+        return self._made(where, found, **self._dict({"dict": node["fields"]}, where)) if made else found
 
 
-_NODES: dict[frozenset[str], Callable[[Decoder, dict[str, Any], str, Any], Any]] = {
+_NODES: dict[frozenset[str], Callable[[Decoder, dict[str, Any], str], Any]] = {
     frozenset({"float"}): Decoder._float,
     frozenset({"list"}): Decoder._sequence,
     frozenset({"tuple"}): Decoder._sequence,
@@ -263,7 +234,8 @@ _NODES: dict[frozenset[str], Callable[[Decoder, dict[str, Any], str, Any], Any]]
     frozenset({"numpy"}): Decoder._numpy,
     frozenset({"scalar"}): Decoder._scalar,
     frozenset({"key", "implementation"}): Decoder._key,
-    frozenset({"strings", "dtype"}): Decoder._strings,
+    frozenset({"text"}): Decoder._text,
+    frozenset({"texts"}): Decoder._texts,
     frozenset({"object", "fields"}): Decoder._object,
     frozenset({"leaves", "structure"}): Decoder._leaves,
     frozenset({"import"}): Decoder._code,
@@ -271,7 +243,31 @@ _NODES: dict[frozenset[str], Callable[[Decoder, dict[str, Any], str, Any], Any]]
 }
 
 
-def _shown(template: Any) -> str:
-    if hasattr(template, "shape"):
-        return f"an array of shape {tuple(template.shape)}"
-    return f"a {type(template).__name__}" + (f" of {len(template)}" if hasattr(template, "__len__") else "")
+def _checked(kind: Kind, values: dict[str, Any]) -> Any:
+    """What the values make, if it holds them as they are, and is sound."""
+    thing = kind.build(**values)
+    for name, value in kind.values(thing).items():
+        found, used = _types(values[name]), _types(value)
+        if found != used:
+            raise ValueError(f"{name} is {found[1]}, and {used[1]} where it is used")
+    if kind.check:
+        kind.check(thing)
+    return thing
+
+
+def _types(tree: Any) -> tuple[Any, list[str]]:
+    """Structure, shapes and types."""
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = [(leaf, getattr(leaf, "dtype", None)) for leaf in leaves]
+    return structure, [f"{dtype}{leaf.shape}" if dtype else type(leaf).__name__ for leaf, dtype in arrays]
+
+
+def _subtrees(tree: Any) -> Iterator[Any]:
+    """A pytree, a solution or the like, and all that is in it: structures that a file may need."""
+    flattened = jax.tree_util.default_registry.flatten_one_level(tree)
+    parts = vars(tree).values() if flattened is None and dataclasses.is_dataclass(tree) else ()
+    # Files have plain values as they are; an empty one has the leaves of any other empty structure.
+    is_plain_and_empty = tree is None or (type(tree) in (tuple, list, dict) and not tree)
+    yield from () if flattened is None or is_plain_and_empty else (tree,)
+    for part in parts if flattened is None else flattened[0]:
+        yield from _subtrees(part)

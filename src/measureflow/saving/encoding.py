@@ -6,9 +6,9 @@ A value is a *node* of the JSON document:
     {"float": "nan"}                                  a number that JSON has no word for
     {"list": [...]}, {"tuple": [...]}, {"dict": {}}   of nodes
     {"jax": name}, {"numpy": name}, {"scalar": name}  an array of the file
-    {"key": name, "implementation": "threefry2x32"}   random keys
-    {"strings": [...], "dtype": "<U5"}                NumPy's arrays of text
-    {"object": kind, "fields": {}}                    one of `KINDS`, and nothing else
+    {"key": name, "implementation": "threefry2x32"}   random keys, as the numbers that they are made of
+    {"text": name}, {"texts": [...]}                  NumPy's texts, as their letters' numbers; or as objects
+    {"object": kind, "fields": {}}                    of a registered class, and of nothing else
     {"leaves": {path: node}, "structure": text}       another pytree, of which `like` must give the structure
     {"import": "module:name"}                         code, which no file holds: it is named, and not run
 """
@@ -16,79 +16,28 @@ A value is a *node* of the JSON document:
 import dataclasses
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from measureflow.core.pytrees import is_key
 from measureflow.saving.container import NAMES
+from measureflow.saving.registry import KINDS, kind_of
 
 DEEPEST = 100
-# NumPy's arrays of text take 4 bytes a letter, for each text as many as for the longest: a file has fewer.
-MOST_TEXT = 2**26
 KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
-
-
-class _Any:
-    """In the place of a template: anything goes."""
-
-
-ANY = _Any()
-
-
-def attribute(field: str, template: Any, values: dict[str, Any]) -> Any:
-    """A part looks like the attribute of its name."""
-    return getattr(template, field, ANY)
-
-
-def anything(field: str, template: Any, values: dict[str, Any]) -> Any:
-    """A part says itself what it is."""
-    return ANY
-
-
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """What a file may hold: the names of its fields, and how it is built from their values.
-
-    `build` checks the values, which are the file's, and raises ValueError or TypeError. `template` says what
-    a field must look like, given its name, what the whole must, and the values of the fields before it.
-    Fields in `given` are arguments of `load` that take the place of what the file says. Fields in `optional`
-    are None where the file alone cannot tell their structure.
-    """
-
-    fields: tuple[str, ...]
-    build: Callable[..., Any]
-    template: Callable[[str, Any, dict[str, Any]], Any] = attribute
-    given: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
-
-
-#: By the name in the file.
-KINDS: dict[str, Kind] = {"Pytree": Kind(("tree",), lambda tree: tree, lambda field, like, values: like)}
-#: By module and name of a class: thing ↦ kind and values of its fields. Classes are named, not imported, so
-#: that to save or load one is not to import all.
-DESCRIBERS: dict[str, Callable[[Any], tuple[str, dict[str, Any]]]] = {}
-
-
-@dataclasses.dataclass(frozen=True)
-class Code:
-    """A function, or a callable object, in a description."""
-
-    value: Any
-
-
-def describer(thing: Any) -> Callable[[Any], tuple[str, dict[str, Any]]] | None:
-    """How this thing is described, if it is of a known kind."""
-    kind = type(thing)
-    return DESCRIBERS.get(f"{kind.__module__}.{kind.__qualname__}")
 
 
 def is_pytree(value: Any) -> bool:
     """An array, or something that JAX looks into."""
     return isinstance(value, jax.Array | np.ndarray) or not jax.tree_util.all_leaves([value])
+
+
+def below(where: str, name: Any) -> str:
+    """Where a part of a value is found; names from a file may be long."""
+    return f"{where}.{str(name)[:80]}"[-300:]
 
 
 class Encoder:
@@ -98,6 +47,16 @@ class Encoder:
         self.arrays: dict[str, Any] = {}
         self.with_code: set[str] = set()
         self._names: dict[int, str] = {}
+
+    def fields(self, kind: str, thing: Any, where: str = "", depth: int = 0) -> dict[str, Any]:
+        """What a file has of a thing of this kind. Functions are welcome where its class says so."""
+        nodes = {}
+        for name, value in KINDS[kind].values(thing).items():
+            place = below(where, name) if where else name
+            is_code = name in KINDS[kind].code and value is not None and kind_of(value) is None
+            make = self._code if is_code else self.node
+            nodes[name] = make(value, place, depth + 1)
+        return nodes
 
     def node(self, value: Any, where: str, depth: int = 0) -> Any:
         """`value` as JSON. `where` it is found names arrays and errors."""
@@ -109,21 +68,20 @@ class Encoder:
             return value if math.isfinite(value) else {"float": repr(value)}
         if type(value) in (list, tuple):
             nodes = [self.node(item, below(where, i), depth + 1) for i, item in enumerate(value)]
-            return {"list" if type(value) is list else "tuple": nodes}
+            return {type(value).__name__: nodes}
         if type(value) is dict:
             return {"dict": self._dict(value, where, depth)}
+        if isinstance(value, np.str_):
+            return str(value)
         if isinstance(value, np.generic):
-            return self._scalar(value, where)
+            return {"scalar": self._stored(np.asarray(value), where)}
         if isinstance(value, jax.Array):
             return self._jax(value, where)
         if isinstance(value, np.ndarray):
             return self._numpy(value, where)
-        if isinstance(value, Code):
-            return self._code(value.value, where, depth)
-        describe = describer(value)
-        if describe is not None:
-            kind, fields = describe(value)
-            return {"object": kind, "fields": self._dict(fields, where, depth)}
+        kind = kind_of(value)
+        if kind is not None:
+            return {"object": kind, "fields": self.fields(kind, value, where, depth)}
         return self._leaves(value, where, depth)
 
     def _dict(self, value: dict[Any, Any], where: str, depth: int) -> dict[str, Any]:
@@ -135,7 +93,7 @@ class Encoder:
     def _stored(self, array: Any, where: str) -> str:
         """The name of an array in the file."""
         if np.dtype(array.dtype).newbyteorder("=") not in NAMES:
-            kinds = ", ".join(str(dtype) for dtype in NAMES)
+            kinds = ", ".join(map(str, NAMES))
             raise TypeError(f"{where} holds {array.dtype}, and a file only {kinds}; convert it with astype.")
         name = stem = re.sub(r"[^\w.\-]+", "_", where)
         number = 1
@@ -145,13 +103,8 @@ class Encoder:
         self.arrays[name] = array
         return name
 
-    def _scalar(self, value: np.generic, where: str) -> Any:
-        return (
-            str(value) if isinstance(value, np.str_) else {"scalar": self._stored(np.asarray(value), where)}
-        )
-
     def _jax(self, value: jax.Array, where: str) -> Any:
-        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        if is_key(value):
             implementation = str(jax.random.key_impl(value))
             if implementation not in KEYS:
                 raise TypeError(f"{where} has keys of {implementation!r}; use one of {', '.join(KEYS)}.")
@@ -165,18 +118,17 @@ class Encoder:
     def _numpy(self, value: np.ndarray, where: str) -> Any:
         if type(value) not in (np.ndarray, np.memmap):
             raise TypeError(f"{where} is a {type(value).__name__}, not a plain array; use np.asarray.")
-        if value.dtype.kind not in "OU":
+        if value.dtype.kind == "U":
+            letters = np.ascontiguousarray(value.astype(value.dtype.newbyteorder("="))).view(np.uint32)
+            return {"text": self._stored(letters.reshape(*value.shape, value.dtype.itemsize // 4), where)}
+        if value.dtype.kind != "O":
             return {"numpy": self._stored(value, where)}
         texts = value.tolist()
         if value.ndim != 1 or not all(type(text) is str for text in texts):
             raise TypeError(
-                f"{where} is an array of objects, or of texts with several axes; save numbers, or one row of "
-                "texts, as array.astype(str) makes them."
+                f"{where} is an array of objects; save numbers, or texts, as array.astype(str) makes them."
             )
-        if value.dtype.kind == "U" and value.nbytes > MOST_TEXT:
-            raise ValueError(f"{where} has texts of {value.nbytes:,} bytes in all; use shorter ones.")
-        dtype = "object" if value.dtype.kind == "O" else value.dtype.newbyteorder("<").str
-        return {"strings": texts, "dtype": dtype}
+        return {"texts": texts}
 
     def _code(self, value: Any, where: str, depth: int) -> dict[str, Any]:
         self.with_code.add(where.split(".")[0])
@@ -202,7 +154,7 @@ class Encoder:
                 f"{where} is a {type(value).__name__} with leaves of one name; save it as a list."
             )
         nodes = {path: self.node(leaf, below(where, path), depth + 1) for path, leaf in named.items()}
-        # For those who read the file: it is not parsed.
+        # For those who read the file: it is not parsed, only compared within the file.
         return {"leaves": nodes, "structure": str(structure)[:2000]}
 
 
@@ -214,8 +166,3 @@ def _makes_again(value: eqx.Module, fields: dict[str, Any]) -> bool:
     except Exception:
         # It is somebody's class, which may do anything here: it is named, then, and the user passes it.
         return False
-
-
-def below(where: str, name: Any) -> str:
-    """Where a part of a value is found; names from a file may be long."""
-    return f"{where}.{str(name)[:80]}"[-300:]

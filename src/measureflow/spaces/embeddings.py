@@ -15,6 +15,7 @@ from jax.scipy.special import erf
 from jaxtyping import Array, Float, PyTree
 
 from measureflow.core.pytrees import Parameters, dimension, is_concrete, squared_distances, subtract, total
+from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import (
     AbstractKernel,
     AbstractRadialKernel,
@@ -26,7 +27,7 @@ from measureflow.spaces.kernels import (
     Whiten,
     radial,
 )
-from measureflow.spaces.measures import AbstractMeasure, Empirical, Flat, Gaussian, Uniform
+from measureflow.spaces.measures import AbstractMeasure, Flat, Gaussian, Uniform
 
 # A push-forward through unnamed affine features builds its matrix; beyond this many entries that is
 # no longer a detail.
@@ -34,7 +35,7 @@ _LARGEST_MATRIX = 10_000_000
 
 
 class NoClosedFormError(ValueError):
-    """There is no closed form for this kernel and measure; the message names the way around."""
+    """There is no closed form for this kernel and measure; the message names a way around it."""
 
 
 class SquaredExponentialOfGaussian(eqx.Module):
@@ -130,7 +131,16 @@ class CombinedEmbedding(eqx.Module):
 def kernel_mean_embedding(
     kernel: AbstractKernel, reference: AbstractMeasure
 ) -> Callable[[Parameters], Float[Array, ""]] | None:
-    """μ_P as a function of θ, or None where it is constant (a flat reference)."""
+    """μ_P(θ) = ∫ κ(θ, θ′) dP(θ′) as a function of θ, or None where it is constant (a flat reference). Raises
+    `NoClosedFormError` where there is no closed form.
+
+    Parameters
+    ----------
+    kernel
+        κ.
+    reference
+        P.
+    """
     if isinstance(reference, Flat):
         if not _integrates_to_a_constant(kernel):
             raise NoClosedFormError(

@@ -21,6 +21,7 @@ from measureflow.core.pytrees import (
     strong,
     subtract,
 )
+from measureflow.core.showing import one_line, shown
 from measureflow.core.validation import positive_number, require_particles
 from measureflow.spaces.measures import Gaussian
 
@@ -35,8 +36,17 @@ class AbstractKernel(eqx.Module):
     def __call__(self, x: Parameters, y: Parameters) -> Float[Array, ""]:
         """κ(x, y)."""
 
+    def __repr__(self) -> str:
+        return one_line(self)
+
     def on(self, features: Callable[[Parameters], PyTree]) -> "PullBack":
-        """The kernel κ(f(θ), f(θ′)): repulsion in the space of features f."""
+        """The kernel κ(f(θ), f(θ′)): repulsion in the space of features f.
+
+        Parameters
+        ----------
+        features
+            f, a function of one θ with values in any pytree of arrays.
+        """
         return PullBack(self, features)
 
     def __add__(self, other: "AbstractKernel") -> "AbstractKernel":
@@ -97,7 +107,13 @@ def _lengthscale(kernel: str) -> Callable[[Any], Float[Array, ""]]:
 
 
 class SquaredExponential(AbstractRadialKernel):
-    """κ(x, y) = exp(−‖x − y‖² / (2σ²))."""
+    """κ(x, y) = exp(−‖x − y‖² / (2σ²)).
+
+    Parameters
+    ----------
+    lengthscale
+        σ > 0; see `median_heuristic`.
+    """
 
     lengthscale: Float[Array, ""] = eqx.field(converter=_lengthscale("SquaredExponential"))
 
@@ -117,6 +133,13 @@ class Matern(AbstractRadialKernel):
     """Matérn, with r = ‖x − y‖/σ:
 
     ν = ½: exp(−r);   ν = 3⁄2: (1 + √3 r) exp(−√3 r);   ν = 5⁄2: (1 + √5 r + 5r²/3) exp(−√5 r).
+
+    Parameters
+    ----------
+    nu
+        ν: 0.5, 1.5 or 2.5.
+    lengthscale
+        σ > 0; see `median_heuristic`.
     """
 
     nu: float = eqx.field(static=True)
@@ -151,7 +174,13 @@ class Matern(AbstractRadialKernel):
 
 
 class InverseMultiquadric(AbstractRadialKernel):
-    """κ(x, y) = (1 + ‖x − y‖²/σ²)^(−½)."""
+    """κ(x, y) = (1 + ‖x − y‖²/σ²)^(−½).
+
+    Parameters
+    ----------
+    lengthscale
+        σ > 0; see `median_heuristic`.
+    """
 
     lengthscale: Float[Array, ""] = eqx.field(converter=_lengthscale("InverseMultiquadric"))
 
@@ -171,6 +200,9 @@ class RadialCombination(AbstractRadialKernel):
 
     weights: tuple[Float[Array, ""], ...]
     kernels: tuple[AbstractRadialKernel, ...]
+
+    def __repr__(self) -> str:
+        return _sum_in_words(self.weights, self.kernels)
 
     def profile(self, squared_distance: Float[Array, "..."]) -> Float[Array, "..."]:
         return _weighted(self.weights, [kernel.profile(squared_distance) for kernel in self.kernels])
@@ -194,6 +226,9 @@ class KernelCombination(AbstractKernel):
     weights: tuple[Float[Array, ""], ...]
     kernels: tuple[AbstractKernel, ...]
 
+    def __repr__(self) -> str:
+        return _sum_in_words(self.weights, self.kernels)
+
     def __call__(self, x: Parameters, y: Parameters) -> Float[Array, ""]:
         return _weighted(self.weights, [kernel(x, y) for kernel in self.kernels])
 
@@ -211,21 +246,39 @@ class PullBack(AbstractKernel):
                 "for one layer pass `lambda theta: theta['layer']`."
             )
 
+    def __repr__(self) -> str:
+        return f"{self.kernel!r}.on({shown(self.features)})"
+
     def __call__(self, x: Parameters, y: Parameters) -> Float[Array, ""]:
         return self.kernel(self.features(x), self.features(y))
 
 
 class Whiten(eqx.Module):
-    """The features scale⁻¹(θ − m): coordinates in which the Gaussian `prior` is standard normal."""
+    """The features scale⁻¹(θ − m): coordinates in which the Gaussian `prior` is standard normal.
+
+    Parameters
+    ----------
+    prior
+        The Gaussian whose mean m and scale are used.
+    """
 
     prior: Gaussian
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     def __call__(self, theta: Parameters) -> Parameters:
         return self.prior.to_standard(theta)
 
 
 def median_heuristic(particles: PyTree) -> Float[Array, ""]:
-    """σ with σ² = median of ‖θᵢ − θⱼ‖² over pairs i < j, divided by 2 (Garreau et al., 2017)."""
+    """σ with σ² = median of ‖θᵢ − θⱼ‖² over pairs i < j, divided by 2 (Garreau et al., 2017).
+
+    Parameters
+    ----------
+    particles
+        At least two: draws from the reference, or from Q₀ where the reference is flat.
+    """
     particles = require_particles("median_heuristic particles", particles)
     n = particle_count(particles)
     if n < 2:
@@ -238,6 +291,10 @@ def median_heuristic(particles: PyTree) -> Float[Array, ""]:
             "coincide or are not finite; pass a lengthscale by hand, or particles from the prior."
         )
     return sigma
+
+
+def _sum_in_words(weights: tuple[Array, ...], kernels: tuple[AbstractKernel, ...]) -> str:
+    return " + ".join(f"{shown(w)} * {kernel!r}" for w, kernel in zip(weights, kernels, strict=True))
 
 
 def _weighted(weights: tuple[Array, ...], values: list[Array]) -> Array:

@@ -2,7 +2,6 @@
 
 import abc
 import math
-from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
@@ -12,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import solve_triangular
-from jax.scipy.special import digamma
 from jaxtyping import Array, Float, Key, PyTree
 from numpyro.distributions import Delta, Distribution, constraints
 
@@ -22,21 +20,20 @@ from measureflow.core.pytrees import (
     Particles,
     dimension,
     is_concrete,
-    particle_count,
-    squared_distances,
     strong,
     subtract,
     total,
 )
+from measureflow.core.showing import counted, few_numbers, one_line, or_fields
 from measureflow.core.validation import (
     positive_number,
     require_count,
     require_finite,
-    require_particles,
     require_positive,
     require_same_shape,
     typed_key,
 )
+from measureflow.saving.registry import saved
 
 
 def _number_of_draws(n: Any) -> int:
@@ -46,6 +43,9 @@ def _number_of_draws(n: Any) -> int:
 class AbstractMeasure(eqx.Module):
     """A measure on the space of parameters θ, a pytree of arrays."""
 
+    def __repr__(self) -> str:
+        return one_line(self)
+
     @property
     @abc.abstractmethod
     def has_full_support(self) -> bool:
@@ -53,7 +53,15 @@ class AbstractMeasure(eqx.Module):
 
     @abc.abstractmethod
     def sample(self, key: Key[Array, ""], n: int) -> Particles:
-        """n independent draws: the pytree of θ with a leading axis n."""
+        """n independent draws: the pytree of θ with a leading axis n.
+
+        Parameters
+        ----------
+        key
+            A JAX random key.
+        n
+            How many.
+        """
 
     @abc.abstractmethod
     def log_density(self, theta: Parameters) -> Float[Array, ""]:
@@ -61,7 +69,7 @@ class AbstractMeasure(eqx.Module):
 
     @abc.abstractmethod
     def template(self) -> Parameters | None:
-        """Any point of the space, for its structure and shapes; None where any will do."""
+        """Any point of the space, for its structure and shapes; None if the measure is on any space."""
 
 
 def _gaussian_scale(mean: Parameters, scale: PyTree) -> tuple[PyTree, bool]:
@@ -105,11 +113,17 @@ def _lower_triangular(matrix: Float[Array, "J J"]) -> Float[Array, "J J"]:
     return matrix
 
 
+@saved
 class Gaussian(AbstractMeasure):
     """N(mean, scale·scaleᵀ): p(θ) = |2πΣ|^-½ exp(−½ (θ−m)ᵀ Σ⁻¹ (θ−m)).
 
-    The mean's pytree gives the shape of θ. `scale` holds standard deviations (a scalar, or a pytree
-    like the mean), or is a lower-triangular matrix over the ravelled mean.
+    Parameters
+    ----------
+    mean
+        m, a pytree of arrays: it gives the shape of θ.
+    scale
+        Standard deviations, a number > 0 or a pytree like the mean; or a lower-triangular matrix over the
+        ravelled mean.
     """
 
     mean: Parameters
@@ -119,6 +133,14 @@ class Gaussian(AbstractMeasure):
     def __init__(self, mean: PyTree, scale: PyTree):
         self.mean = require_finite("Gaussian mean", mean, "it gives the shape of θ: a pytree of arrays.")
         self.scale, self.full_rank = _gaussian_scale(self.mean, scale)
+
+    @or_fields
+    def __repr__(self) -> str:
+        mean, deviations = few_numbers(self.mean), few_numbers(self.deviations())
+        if mean is not None and not self.full_rank:
+            return f"Gaussian(mean={mean}, scale={deviations})"
+        kind = "full covariance" if self.full_rank else "independent coordinates"
+        return f"Gaussian({counted(dimension(self.mean), 'dimension')}, {kind})"
 
     @property
     def has_full_support(self) -> bool:
@@ -182,8 +204,15 @@ class Gaussian(AbstractMeasure):
         return self.mean
 
 
+@saved
 class Uniform(AbstractMeasure):
-    """The uniform measure on the box low ≤ θ ≤ high."""
+    """The uniform measure on the box low ≤ θ ≤ high.
+
+    Parameters
+    ----------
+    low, high
+        The two corners of the box, each a pytree shaped like θ.
+    """
 
     low: Parameters
     high: Parameters
@@ -226,6 +255,7 @@ class Uniform(AbstractMeasure):
         return self.low
 
 
+@saved
 class Flat(AbstractMeasure):
     """Lebesgue measure: log p = 0. Not a probability measure, so the theory's promises about
     unique minimisers do not cover it unless the loss itself keeps the mass together."""
@@ -244,129 +274,18 @@ class Flat(AbstractMeasure):
         return None
 
 
-def _masses(weights: Any, n: int) -> Float[Array, " n"]:
-    """`weights` as numbers that sum to 1."""
-    remedy = "give one number > 0 for each particle, and leave out particles without mass."
-    if getattr(weights, "shape", None) != (n,) and np.shape(weights) != (n,):
-        raise ValueError(
-            f"Empirical weights have shape {np.shape(weights)}, but there are {n} particles; {remedy}"
-        )
-    require_positive("Empirical weights", weights, remedy)
-    masses = strong(weights)
-    return masses / jnp.sum(masses)
-
-
-class Empirical(AbstractMeasure):
-    """Σᵢ wᵢ δ(θᵢ): the measure that particles are.
-
-    Parameters
-    ----------
-    particles
-        A pytree whose leaves share a leading axis, one row per particle.
-    weights
-        wᵢ > 0, one per particle; they are divided by their sum. None is 1/N for each.
-    """
-
-    particles: Particles
-    weights: Float[Array, " n"] | None
-
-    def __init__(self, particles: PyTree, weights: Any = None):
-        self.particles = require_particles("Empirical particles", particles)
-        n = particle_count(self.particles)
-        self.weights = None if weights is None else _masses(weights, n)
-
-    def __repr__(self) -> str:
-        weighted = "" if self.weights is None else ", weighted"
-        n, number = particle_count(self.particles), dimension(self.template())
-        return f"Empirical({n} particles in {number} dimensions{weighted})"
-
-    @property
-    def has_full_support(self) -> bool:
-        return False
-
-    def sample(self, key: Key[Array, ""], n: int) -> Particles:
-        """n draws with replacement."""
-        shape, count = (_number_of_draws(n),), particle_count(self.particles)
-        if self.weights is None:
-            chosen = jax.random.randint(key, shape, 0, count)
-        else:
-            chosen = jax.random.choice(key, count, shape, p=self.weights)
-        return jax.tree.map(lambda leaf: leaf[chosen], self.particles)
-
-    def masses(self) -> Float[Array, " n"]:
-        """wᵢ, also where all are the same."""
-        n = particle_count(self.particles)
-        return jnp.full((n,), 1 / n) if self.weights is None else self.weights
-
-    def integrate(self, function: Callable[[Parameters], PyTree]) -> PyTree:
-        """∫ f dQ = Σᵢ wᵢ f(θᵢ), for f with values in any pytree of arrays."""
-        masses, exact = self.masses(), jax.lax.Precision.HIGHEST
-        return jax.tree.map(
-            lambda leaf: jnp.tensordot(masses.astype(leaf.dtype), leaf, axes=1, precision=exact),
-            jax.vmap(function)(self.particles),
-        )
-
-    def log_density(self, theta: Parameters) -> Float[Array, ""]:
-        raise ValueError("an Empirical measure has no density; use a Gaussian, or MMD², which needs none.")
-
-    def moment_matched(self) -> Gaussian:
-        """The Gaussian with the particles' means and standard deviations, coordinate by coordinate."""
-        mean = jax.tree.map(lambda leaf: jnp.average(leaf, axis=0, weights=self.weights), self.particles)
-        squares = jax.tree.map(lambda leaf, m: jnp.square(leaf - m[None]), self.particles, mean)
-        variance = jax.tree.map(lambda leaf: jnp.average(leaf, axis=0, weights=self.weights), squares)
-        return Gaussian(mean, jax.tree.map(jnp.sqrt, variance))
-
-    def entropy(self, neighbour: int = 5) -> Float[Array, ""]:
-        """The Kozachenko–Leonenko estimate of −∫ q log q from distances to the k-th neighbour:
-
-            ψ(N) − ψ(k) + log |B_J| + (J/N) Σᵢ log ρₖ(i).
-
-        Its bias grows quickly with the dimension, so N ≥ 20·2ᴶ is required. Where more than k particles
-        coincide it is −∞, as for atoms.
-        """
-        n, number = particle_count(self.particles), dimension(self.template())
-        if self.weights is not None:
-            raise ValueError(
-                "the entropy of particles with weights cannot be estimated; draw from the measure with "
-                "mf.Empirical(measure.sample(key, n)), or use problem.stationarity, which needs no density."
-            )
-        if n < 20 * 2**number:
-            raise ValueError(
-                f"the entropy of {n} particles in {number} dimensions cannot be estimated (it takes "
-                f"N ≥ 20·2^J); use problem.stationarity, which needs no density, or a Gaussian measure."
-            )
-        distances = _neighbour_distances(self.particles, neighbour)
-        log_ball = 0.5 * number * math.log(math.pi) - math.lgamma(number / 2 + 1)
-        psi = digamma(jnp.asarray(float(n))) - digamma(jnp.asarray(float(neighbour)))
-        return psi + log_ball + 0.5 * number * jnp.mean(jnp.log(distances))
-
-    def template(self) -> Parameters:
-        return jax.tree.map(lambda leaf: leaf[0], self.particles)
-
-
-def _neighbour_distances(particles: Particles, neighbour: int) -> Float[Array, " n"]:
-    """Squared distances to the k-th neighbour: one pass over all points, each inserted into every
-    particle's sorted list of the nearest so far (itself among them). Memory O(N)."""
-
-    def insert(nearest: tuple[Array, ...], point: Parameters) -> tuple[tuple[Array, ...], None]:
-        distance = squared_distances(particles, jax.tree.map(lambda leaf: leaf[None], point))[:, 0]
-        kept = []
-        for near in nearest:
-            kept.append(jnp.minimum(near, distance))
-            distance = jnp.maximum(near, distance)
-        return tuple(kept), None
-
-    dtype = jnp.result_type(*jax.tree.leaves(particles))
-    first = jnp.full((particle_count(particles),), jnp.inf, dtype)
-    return jax.lax.scan(insert, (first,) * (neighbour + 1), particles)[0][-1]
-
-
 def _is_distribution(node: Any) -> bool:
     return isinstance(node, Distribution)
 
 
 class FromDistribution(AbstractMeasure):
-    """A NumPyro distribution, or a pytree of independent ones, as a measure."""
+    """A NumPyro distribution, or a pytree of independent ones, as a measure.
+
+    Parameters
+    ----------
+    distribution
+        A NumPyro distribution, or a pytree of them, one for each leaf of θ.
+    """
 
     distribution: PyTree
 

@@ -35,6 +35,11 @@ ALGORITHMS = {
 }
 
 
+def formula(terms: Terms) -> str:
+    """L(Q), summand by summand."""
+    return " + ".join(functional.words(weight).formula for weight, functional in terms)
+
+
 def describe(terms: Terms) -> str:
     """The text of `Problem.describe`: every term is asked what it is."""
     words = [functional.words(weight) for weight, functional in terms]
@@ -42,7 +47,7 @@ def describe(terms: Terms) -> str:
     rest = " + ".join(w.rest for w in words if w.rest)
     lines = [
         name,
-        f"  L(Q) = {' + '.join(w.formula for w in words)}",
+        f"  L(Q) = {formula(terms)}",
         f"  V    = {_potential(words)}",
         f"  W    = {' + '.join(w.interaction for w in words if w.interaction) or '0'}",
         f"  τ    = {' + '.join(w.temperature for w in words if w.temperature) or '0'}",
@@ -84,7 +89,8 @@ def _beyond_the_paper(terms: Terms, words: list[Words]) -> tuple[str, ...]:
             "L is strictly convex, since the entropy is and every other term is convex: there is at most one "
             "minimiser, log q* = −(δ(L − τ∫log q)/δQ)[q*]/τ + const.",
             "Particles reach it as N → ∞, t → ∞ and η → 0 where a log-Sobolev inequality holds (mean-field "
-            "Langevin dynamics: Chizat, 2022; Nitanda, Wu and Suzuki, 2022); not shown here for your terms.",
+            "Langevin dynamics: Chizat, 2022; Nitanda, Wu and Suzuki, 2022); whether one does "
+            "here is not checked.",
         )
     return (
         name,

@@ -12,8 +12,9 @@ from jaxtyping import Array, Float, PyTree
 from measureflow.core.pytrees import Parameters, dimension, squared_norm, strong
 from measureflow.numerics.integration import Points
 from measureflow.spaces.embeddings import NoClosedFormError, kernel_mean_embedding, mean_kernel
-from measureflow.spaces.kernels import AbstractKernel
-from measureflow.spaces.measures import AbstractMeasure, Empirical, Flat, Gaussian
+from measureflow.spaces.empirical import Empirical
+from measureflow.spaces.kernels import AbstractKernel, PullBack
+from measureflow.spaces.measures import AbstractMeasure, Flat, Gaussian
 from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.functionals import AbstractFunctional
 from measureflow.statement.words import Words, is_characteristic, kernel_words, number
@@ -139,7 +140,7 @@ class SquaredMMD(AbstractRegulariser):
 
     reference: AbstractMeasure
     kernel: AbstractKernel
-    embedding: Callable[[Parameters], Float[Array, ""]] | None
+    embedding: Callable[[Parameters], Float[Array, ""]] | None = eqx.field(repr=False)
     name: ClassVar[str] = "MMD²"
     convexity: ClassVar[str] = "convex"
 
@@ -184,13 +185,18 @@ class SquaredMMD(AbstractRegulariser):
 
     def words(self, weight: Float[Array, ""]) -> Words:
         doubled = number(2 * weight)
-        holds = "holds" if is_characteristic(self.kernel) else "not known to hold (features may lose some)"
+        holds = "holds" if is_characteristic(self.kernel) else _not_characteristic(self.kernel)
         return Words(
             super().words(weight).formula,
             potential="" if self.embedding is None else f"− {doubled}·μ_P",
             interaction=f"{doubled}·{kernel_words(self.kernel)}",
             notes=(f"κ characteristic ({kernel_words(self.kernel)}): {holds}",),
         )
+
+
+def _not_characteristic(kernel: AbstractKernel) -> str:
+    is_pulled_back = isinstance(kernel, PullBack)
+    return "not known to hold (features may lose information)" if is_pulled_back else "not known to hold"
 
 
 def _closed_or(closed: Callable[[], Array], otherwise: Callable[[], Array]) -> Array:

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from measureflow.core.pytrees import Parameters, Particles, add, particle_count, scale, strong
+from measureflow.core.showing import or_fields, shown
 from measureflow.numerics.interactions import EXACT
 from measureflow.spaces.embeddings import kernel_mean_embedding
+from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import AbstractKernel
-from measureflow.spaces.measures import Empirical
 
 Potential: TypeAlias = Callable[[Parameters], Float[Array, ""]]
 Rest: TypeAlias = Callable[[Empirical], Float[Array, ""]]
@@ -39,6 +40,17 @@ class FreeEnergy(eqx.Module):
 
     so JAX derives its part of the dynamics. Absence is part of the program, not a value: without a
     temperature no noise is drawn, without an interaction no pairs are summed.
+
+    Parameters
+    ----------
+    potential
+        V, a function of one θ.
+    interaction
+        W, a kernel.
+    temperature
+        τ.
+    rest
+        R, a function of an `Empirical` measure.
     """
 
     potential: Potential | None = None
@@ -47,6 +59,12 @@ class FreeEnergy(eqx.Module):
         converter=lambda value: None if value is None else strong(value), default=None
     )
     rest: Rest | None = None
+
+    @or_fields
+    def __repr__(self) -> str:
+        parts = {"V": self.potential, "W": self.interaction, "rest": self.rest}
+        temperature = [] if self.temperature is None else [f"τ={shown(self.temperature)}"]
+        return f"FreeEnergy({', '.join([name for name in parts if parts[name] is not None] + temperature)})"
 
     def __add__(self, other: "FreeEnergy") -> "FreeEnergy":
         return FreeEnergy(

@@ -12,9 +12,11 @@ from jax.interpreters import partial_eval
 from jaxtyping import Array, Float, PyTree
 
 from measureflow.core.pytrees import Parameters, particle_count, strong
+from measureflow.core.showing import one_line, or_fields
 from measureflow.core.validation import positive_number
 from measureflow.numerics.integration import Points
-from measureflow.spaces.measures import AbstractMeasure, Empirical, Gaussian
+from measureflow.spaces.empirical import Empirical
+from measureflow.spaces.measures import AbstractMeasure, Gaussian
 from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.words import Words, number
 
@@ -29,8 +31,7 @@ class AbstractFunctional(eqx.Module):
 
     # NumPy scalars on the left must leave the multiplication to us.
     __array_ufunc__: ClassVar[None] = None
-    #: What it is called in errors, in `value_parts` and by `describe`; the name of the class if nothing is
-    #: said.
+    #: What it is called in errors, in `value_parts` and by `describe`; by default the name of the class.
     name: ClassVar[str] = ""
     #: "linear", "convex", "strictly convex" or "not known".
     convexity: ClassVar[str] = "not known"
@@ -40,9 +41,21 @@ class AbstractFunctional(eqx.Module):
         if "name" not in vars(cls):
             cls.name = cls.__name__
 
+    def __repr__(self) -> str:
+        return one_line(self)
+
     @abc.abstractmethod
     def value(self, measure: Empirical, batch: PyTree = None) -> Float[Array, ""]:
-        """G(Q) of a weighted empirical measure; a mean over the cases of the batch, where it has data."""
+        """G(Q) of a weighted empirical measure; a mean over the cases of the batch, where it has data.
+
+        Parameters
+        ----------
+        measure
+            Q = Σᵢ wᵢ δ(θᵢ): use `measure.integrate(f)` or `measure.masses()`, so that the value depends
+            on the weights.
+        batch
+            The data of this step; None where there is none.
+        """
 
     def gaussian_value(self, measure: Gaussian, points: Points, batch: PyTree = None) -> Float[Array, ""]:
         """G(Q) of a Gaussian: in closed form where there is one, else at the points of a finite sum."""
@@ -53,7 +66,7 @@ class AbstractFunctional(eqx.Module):
         return FreeEnergy(rest=OnBatch(self, batch))
 
     def constant(self, batch: PyTree = None) -> Float[Array, ""]:
-        """What its normal form leaves out."""
+        """The constant that its normal form leaves out."""
         return jnp.zeros(())
 
     def template(self) -> Parameters | None:
@@ -98,6 +111,10 @@ class Sum(AbstractFunctional):
     def __init__(self, *terms: tuple[Float[Array, ""], AbstractFunctional]):
         self.weights, self.functionals = zip(*terms, strict=True)
 
+    @or_fields
+    def __repr__(self) -> str:
+        return " + ".join(functional.words(weight).formula for weight, functional in self.terms())
+
     def terms(self) -> tuple[tuple[Float[Array, ""], AbstractFunctional], ...]:
         return tuple(zip(self.weights, self.functionals, strict=True))
 
@@ -111,7 +128,7 @@ class Sum(AbstractFunctional):
 
 
 class OnBatch(eqx.Module):
-    """Q ↦ G(Q, batch), looked at before it is believed."""
+    """Q ↦ G(Q, batch); raises if G does not depend on the weights of Q."""
 
     functional: AbstractFunctional
     batch: PyTree
@@ -151,8 +168,7 @@ def _require_weights_used(functional: AbstractFunctional, measure: Empirical, ba
     if not used[-1]:
         raise ValueError(
             f"{functional.name}.value does not depend on measure.weights, so its first variation would be "
-            "wrong; "
-            "use measure.integrate(f) for ∫ f dQ, or measure.masses() for the weights."
+            "wrong; use measure.integrate(f) for ∫ f dQ, or measure.masses() for the weights."
         )
 
 

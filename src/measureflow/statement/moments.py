@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from jaxtyping import Array, Float, PyTree
 
-from measureflow.spaces.measures import Empirical
+from measureflow.spaces.empirical import Empirical
 from measureflow.statement.functionals import AbstractFunctional, applied, require_scalar
 from measureflow.statement.words import Words, number
 

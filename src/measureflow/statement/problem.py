@@ -9,12 +9,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from measureflow.core.pytrees import Parameters, Particles, shapes_of, shown_shapes
-from measureflow.core.validation import require_count, require_particles, require_same_shape, typed_key
+from measureflow.core.showing import or_fields
+from measureflow.core.validation import (
+    require_count,
+    require_particles,
+    require_representable,
+    require_same_shape,
+    typed_key,
+)
 from measureflow.numerics.integration import Points, draws, quadrature, require_agreement
+from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import AbstractKernel
-from measureflow.spaces.measures import AbstractMeasure, Empirical, Gaussian
+from measureflow.spaces.measures import AbstractMeasure, Gaussian
 from measureflow.statement.certificate import Certificate, certify
-from measureflow.statement.describe import describe
+from measureflow.statement.describe import describe, formula
 from measureflow.statement.divergences import KL, SquaredMMD
 from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.functionals import AbstractFunctional, ExpectedLoss, Sum, evaluated
@@ -54,12 +62,15 @@ class Problem(eqx.Module):
     objective: AbstractFunctional = eqx.field(converter=_objective)
     regulariser: AbstractFunctional | None = None
 
+    @or_fields
+    def __repr__(self) -> str:
+        return f"Problem(L(Q) = {formula(self.terms())})"
+
     def __check_init__(self) -> None:
         if self.regulariser is not None and not isinstance(self.regulariser, AbstractFunctional):
             raise TypeError(
                 "regulariser must be built from functionals such as KL and SquaredMMD, got "
-                f"{self.regulariser!r}; "
-                "for example 1.0 * mf.KL(prior)."
+                f"{self.regulariser!r}; for example 1.0 * mf.KL(prior)."
             )
         templates = self._templates()
         if any(shapes_of(template) != shapes_of(templates[0]) for template in templates):
@@ -118,6 +129,17 @@ class Problem(eqx.Module):
         closed form are quadrature in up to two dimensions, by two rules that must agree, or Monte Carlo with
         `samples` draws where `key` is given; ∬κ dQdQ without a closed form takes a `key`.
         The infinite constants of a `Flat` reference are left out: KL is then −H(Q), MMD² is ∬κ dQdQ.
+
+        Parameters
+        ----------
+        measure
+            Q: `Empirical`, or `Gaussian`.
+        batch
+            The data that the objective sees.
+        key
+            For Monte Carlo, where Q is a Gaussian.
+        samples
+            The number of draws of Monte Carlo.
         """
         return sum(self.value_parts(measure, batch, key=key, samples=samples).values(), start=jnp.zeros(()))
 
@@ -131,6 +153,7 @@ class Problem(eqx.Module):
     ) -> dict[str, Float[Array, ""]]:
         """The summands of L(Q) by name, each times its weight."""
         samples = require_count("samples", samples, 2, "10,000 is a start.")
+        batch = require_representable("batch", batch)
         if isinstance(measure, Empirical):
             require_particles("measure", measure.particles, self.template())
             parts = _particle_parts(self, measure, batch)
@@ -158,19 +181,35 @@ class Problem(eqx.Module):
 
     def wasserstein_gradient(self, particles: PyTree, batch: PyTree = None) -> Particles:
         """∇V(θᵢ) + (1/N) Σⱼ ∇₁W(θᵢ, θⱼ) + ∇_W R(θᵢ) at each particle: the drift, without the entropy's
-        part."""
+        part.
+
+        Parameters
+        ----------
+        particles
+            A pytree whose leaves share a leading axis, one row per particle.
+        batch
+            The data that the objective sees.
+        """
         particles = require_particles("particles", particles, self.template())
-        return _wasserstein_gradient(self, particles, batch)
+        return _wasserstein_gradient(self, particles, require_representable("batch", batch))
 
     def stationarity(self, particles: PyTree, batch: PyTree = None) -> Float[Array, ""]:
         """How far the particles are from a stationary measure; 0 is stationary.
 
-        For τ > 0 a kernel Stein discrepancy in coordinates that the particles whiten, whose level for N exact
-        draws falls as 1/√N; for τ = 0 the norm of the Wasserstein gradient. It compares ensembles;
-        `certify` says whether one is stationary.
+        For τ > 0 a kernel Stein discrepancy in coordinates that the particles whiten, also known as a kernel
+        gradient discrepancy (Chazal, Kanagawa, Shen, Korba, Oates, 2025), whose level for N exact draws falls
+        as 1/√N; for τ = 0 the norm of the Wasserstein gradient. It compares ensembles; `certify` says whether
+        one is stationary.
+
+        Parameters
+        ----------
+        particles
+            A pytree whose leaves share a leading axis, one row per particle.
+        batch
+            The data that the objective sees.
         """
         particles = require_particles("particles", particles, self.template())
-        return _stationarity(self, particles, batch)
+        return _stationarity(self, particles, require_representable("batch", batch))
 
     def certify(self, particles: PyTree, batch: PyTree = None) -> Certificate:
         """Whether the particles are stationary, in standard errors: for τ > 0, at the price of one gradient.
@@ -240,24 +279,66 @@ def _stationarity(problem: Problem, particles: Particles, batch: PyTree) -> Floa
 
 
 def deep_ensemble(loss: Callable) -> Problem:
-    """DE: L(Q) = ∫ ℓ dQ (Lakshminarayanan et al., 2017)."""
+    """DE: L(Q) = ∫ ℓ dQ (Lakshminarayanan et al., 2017).
+
+    Parameters
+    ----------
+    loss
+        ℓ(θ), or ℓ(θ, batch): a scalar, the mean over cases.
+    """
     return Problem(loss)
 
 
 def deep_langevin_ensemble(loss: Callable, prior: AbstractMeasure, *, kl: Any) -> Problem:
-    """DLE: L(Q) = ∫ ℓ dQ + kl·KL(Q, P)."""
+    """DLE: L(Q) = ∫ ℓ dQ + kl·KL(Q, P).
+
+    Parameters
+    ----------
+    loss
+        ℓ(θ), or ℓ(θ, batch): a scalar, the mean over cases.
+    prior
+        The reference P.
+    kl
+        The weight of KL, which is τ; 1/n for the Bayes posterior of n cases.
+    """
     return Problem(loss, kl * KL(prior))
 
 
 def deep_repulsive_ensemble(
     loss: Callable, prior: AbstractMeasure, kernel: AbstractKernel, *, mmd: Any
 ) -> Problem:
-    """DRE: L(Q) = ∫ ℓ dQ + mmd·MMD²(Q, P)."""
+    """DRE: L(Q) = ∫ ℓ dQ + mmd·MMD²(Q, P).
+
+    Parameters
+    ----------
+    loss
+        ℓ(θ), or ℓ(θ, batch): a scalar, the mean over cases.
+    prior
+        The reference P.
+    kernel
+        κ.
+    mmd
+        The weight of MMD².
+    """
     return Problem(loss, mmd * SquaredMMD(prior, kernel))
 
 
 def deep_repulsive_langevin_ensemble(
     loss: Callable, prior: AbstractMeasure, kernel: AbstractKernel, *, mmd: Any, kl: Any
 ) -> Problem:
-    """DRLE: L(Q) = ∫ ℓ dQ + mmd·MMD²(Q, P) + kl·KL(Q, P)."""
+    """DRLE: L(Q) = ∫ ℓ dQ + mmd·MMD²(Q, P) + kl·KL(Q, P).
+
+    Parameters
+    ----------
+    loss
+        ℓ(θ), or ℓ(θ, batch): a scalar, the mean over cases.
+    prior
+        The reference P.
+    kernel
+        κ.
+    mmd
+        The weight of MMD².
+    kl
+        The weight of KL, which is τ; 1/n for the Bayes posterior of n cases.
+    """
     return Problem(loss, mmd * SquaredMMD(prior, kernel) + kl * KL(prior))

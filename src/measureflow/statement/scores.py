@@ -18,8 +18,8 @@ from jax.scipy.special import erf
 from jaxtyping import Array, Float, PyTree
 
 from measureflow.core.pytrees import Parameters, weighted_mean
+from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import AbstractKernel, SquaredExponential
-from measureflow.spaces.measures import Empirical
 from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.functionals import AbstractFunctional, applied
 from measureflow.statement.words import Words, kernel_words, number
@@ -57,8 +57,7 @@ class LogScore(AbstractFunctional):
         if getattr(found, "ndim", None) != 1:
             raise ValueError(
                 f"LogScore needs log p of every case, shape (cases,), got shape {jnp.shape(found)}; return "
-                "one "
-                "number per case, not their mean."
+                "one number per case, not their mean."
             )
         return found
 
@@ -132,8 +131,7 @@ class KernelScore(AbstractFunctional):
         if not isinstance(self.kernel, SquaredExponential):
             raise TypeError(
                 f"KernelScore kernel must be a SquaredExponential on the targets, got {self.kernel!r}; its "
-                "mean "
-                "over a Normal law has a closed form."
+                "mean over a Normal law has a closed form."
             )
 
     def value(self, measure: Empirical, batch: PyTree = None) -> Float[Array, ""]:

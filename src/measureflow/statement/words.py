@@ -30,7 +30,7 @@ class Words(NamedTuple):
 
 
 def number(value: Array) -> str:
-    """Four digits; w where it is being traced."""
+    """Four digits; "w" while its value is being traced."""
     return f"{float(value):.4g}" if is_concrete(value) and value.ndim == 0 else "w"
 
 

@@ -45,6 +45,10 @@ _LAYOUT = (
 _log = logging.getLogger(__name__)
 
 
+class DataError(ValueError):
+    """Files of a set that cannot be what they should be; the message names the file."""
+
+
 class RegressionSet(NamedTuple):
     """Inputs, targets, and for each split the rows to train and to test on."""
 
@@ -70,18 +74,33 @@ def load_uci(name: str, *, progress: bool = False) -> RegressionSet:
 
     From the folder that the environment variable MEASUREFLOW_DATA names, if it is set. Else from the
     user's cache, where what is missing or damaged is downloaded first (every file is checked against its
-    SHA256 sum). `progress` shows a bar over the files to download.
+    SHA256 sum).
+
+    Parameters
+    ----------
+    name
+        One of boston, concrete, energy, kin8nm, naval, power, protein, wine, yacht.
+    progress
+        Whether to show a bar over the files to download.
     """
     if name not in NAMES:
         raise ValueError(f"unknown data set {name!r}; known are {', '.join(NAMES)}.")
-    return _read(_local(NAMES[name]) or _cached(NAMES[name], progress))
+    folder = _local(NAMES[name]) or _cached(NAMES[name], progress)
+    try:
+        return _read(folder)
+    except ValueError as error:
+        raise DataError(str(error)) from error
 
 
 def load_example(name: str) -> Example:
     """One of scikit-learn's bundled sets, as scikit-learn gives it: nothing is downloaded.
 
-    "diabetes" is for regression; "breast_cancer", "digits", "iris" and "wine" are for classification. This
-    wine has three cultivars to tell apart; `load_uci("wine")` has a quality to predict.
+    This wine has three cultivars to tell apart; `load_uci("wine")` has a quality to predict.
+
+    Parameters
+    ----------
+    name
+        "diabetes" for regression; "breast_cancer", "digits", "iris" or "wine" for classification.
     """
     if name not in EXAMPLES:
         raise ValueError(f"unknown example {name!r}; known are {', '.join(EXAMPLES)}.")
@@ -256,6 +275,9 @@ def _indices(path: Path, size: int, what: str) -> Int64[np.ndarray, " n"]:
     outside = (indices < 0) | (indices >= size)
     if np.any(outside):
         raise ValueError(f"{path} names {what} from 0 to {size - 1}, got {indices[outside][0]}.")
+    values, counts = np.unique(indices, return_counts=True)
+    if np.any(counts > 1):
+        raise ValueError(f"{path} names each of some {what} once, got {values[counts > 1][0]} twice.")
     return indices
 
 

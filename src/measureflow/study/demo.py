@@ -13,8 +13,9 @@ from measureflow.flows.integrators import EulerMaruyama
 from measureflow.flows.parametric import MeanFieldGaussian, ParametricFlow
 from measureflow.flows.wasserstein import WassersteinFlow
 from measureflow.runs.solve import solve
+from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import SquaredExponential, median_heuristic
-from measureflow.spaces.measures import AbstractMeasure, Empirical, Gaussian
+from measureflow.spaces.measures import AbstractMeasure, Gaussian
 from measureflow.statement.problem import (
     Problem,
     deep_ensemble,
@@ -71,7 +72,7 @@ def run_demo(seed: int, progress: bool = False) -> Iterator[Result]:
     ]
     for name, problem, flow, start in methods:
         steps = SETTINGS["steps"] if flow is wasserstein else 2_000
-        measure = solve(problem, flow, start, steps, run_key, progress=progress).measure
+        measure = solve(problem, flow, start, steps, run_key, progress=name if progress else False).measure
         particles = measure.particles if isinstance(measure, Empirical) else measure.sample(draw_key, n)
         value = float(problem.value(measure))
         rng = np.random.default_rng(seed)

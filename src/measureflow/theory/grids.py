@@ -12,8 +12,8 @@ from scipy.signal import fftconvolve
 from scipy.special import xlogy
 
 from measureflow.core.pytrees import Particles
+from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import AbstractKernel, AbstractRadialKernel
-from measureflow.spaces.measures import Empirical
 from measureflow.statement.free_energy import FreeEnergy, Rest
 from measureflow.statement.problem import Problem
 

@@ -50,7 +50,15 @@ class AbstractLaw(abc.ABC):
 
 
 class GridLaw(AbstractLaw):
-    """A density on a uniform grid of shape (G,), as `minimiser` returns: constant on each cell."""
+    """A density on a uniform grid of shape (G,), as `minimiser` returns: constant on each cell.
+
+    Parameters
+    ----------
+    grid
+        Uniform, shape (G,).
+    density
+        q at the points of the grid, shape (G,).
+    """
 
     def __init__(self, grid: Any, density: Any):
         grid, density = np.asarray(grid, dtype=np.float64), np.asarray(density, dtype=np.float64)
@@ -71,7 +79,15 @@ class GridLaw(AbstractLaw):
 
 
 class AtomicLaw(AbstractLaw):
-    """Σᵢ wᵢ δ(mᵢ), as `deep_ensemble_limit` returns."""
+    """Σᵢ wᵢ δ(mᵢ), as `deep_ensemble_limit` returns.
+
+    Parameters
+    ----------
+    atoms
+        mᵢ, on the line.
+    weights
+        wᵢ; they are divided by their sum.
+    """
 
     def __init__(self, atoms: Any, weights: Any):
         atoms, weights = (

@@ -22,6 +22,15 @@ def deep_ensemble_limit(loss: Callable, initial: AbstractMeasure, grid: Any) -> 
 
     The gradient flow is followed from every grid point. A point that lies on the border between basins
     would stay there, so each is moved a little to both sides, and counts half on each.
+
+    Parameters
+    ----------
+    loss
+        ℓ(θ).
+    initial
+        Q₀, a measure with a density.
+    grid
+        A uniform grid that reaches as far as Q₀ has mass.
     """
     lattice = Grid(grid, initial.template())
     density = np.exp(lattice.evaluate(initial.log_density))

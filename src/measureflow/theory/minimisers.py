@@ -64,6 +64,17 @@ def stationarity_residual(problem: Problem, grid: Any, density: np.ndarray, *, b
 
     τ > 0: total variation between q and exp(−(V + ∫W dq)/τ)/Z. τ = 0: the Frank–Wolfe gap
     ∫u dq − min u with u = V + ∫W dq, which bounds L(q) − L(q*) from above.
+
+    Parameters
+    ----------
+    problem
+        What is minimised.
+    grid
+        A uniform grid of shape (..., J), or (G,) in one dimension.
+    density
+        q at the points of the grid.
+    batch
+        The data that the objective sees.
     """
     energy = GridEnergy(problem, grid, batch)
     mass = np.asarray(density, dtype=np.float64).reshape(-1) * energy.grid.cell
@@ -74,7 +85,19 @@ def stationarity_residual(problem: Problem, grid: Any, density: np.ndarray, *, b
 
 
 def value(problem: Problem, grid: Any, density: np.ndarray, *, batch: PyTree = None) -> float:
-    """L(q) of a density on the grid, with the constants of `Problem.value`."""
+    """L(q) of a density on the grid, with the constants of `Problem.value`.
+
+    Parameters
+    ----------
+    problem
+        What is minimised.
+    grid
+        A uniform grid of shape (..., J), or (G,) in one dimension.
+    density
+        q at the points of the grid.
+    batch
+        The data that the objective sees.
+    """
     energy = GridEnergy(problem, grid, batch)
     mass = np.asarray(density, dtype=np.float64).reshape(-1) * energy.grid.cell
     constants = [float(weight) * float(term.constant(batch)) for weight, term in problem.terms()]
@@ -91,6 +114,17 @@ def log_score_certificate(problem: Problem, grid: Any, density: np.ndarray, *, b
 
     By concavity it bounds the log score of q minus the least from above; at the minimiser with τ·KL added it
     is O(τ) (the general equivalence theorem of mixtures: Lindsay, 1983).
+
+    Parameters
+    ----------
+    problem
+        What is minimised.
+    grid
+        A uniform grid of shape (..., J), or (G,) in one dimension.
+    density
+        q at the points of the grid.
+    batch
+        The data that the objective sees.
     """
     scores = [term for _, term in problem.objective.terms() if isinstance(term, LogScore)]
     if len(scores) != 1:
@@ -136,8 +170,8 @@ def _fixed_point(energy: GridEnergy) -> np.ndarray:
         log_mass, value = tried, gained
     raise RuntimeError(
         f"the fixed point was not reached in {_ITERATIONS} iterations at temperature "
-        f"{energy.temperature:.3g}: "
-        "raise the KL weight, refine the grid, or check that every functional is convex."
+        f"{energy.temperature:.3g}: raise the KL weight, refine the grid, or check that every "
+        "functional is convex."
     )
 
 

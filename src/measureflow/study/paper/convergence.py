@@ -152,8 +152,8 @@ def _slope(x: np.ndarray, y: np.ndarray, errors: np.ndarray) -> tuple[float, flo
     """Weighted least squares of log y on log x (or x), with the standard error of the slope."""
     weights = 1 / errors**2
     centre = np.average(x, weights=weights)
-    spread = np.sum(weights * (x - centre) ** 2)
-    return float(np.sum(weights * (x - centre) * y) / spread), float(spread**-0.5)
+    squares = np.sum(weights * (x - centre) ** 2)
+    return float(np.sum(weights * (x - centre) * y) / squares), float(squares**-0.5)
 
 
 def _rate_in_n(distances: dict[int, np.ndarray]) -> list[Claim]:

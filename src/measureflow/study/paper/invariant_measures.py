@@ -18,8 +18,9 @@ from tqdm import tqdm
 from measureflow.flows.integrators import EulerMaruyama
 from measureflow.flows.wasserstein import WassersteinFlow
 from measureflow.runs.solve import solve
+from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import SquaredExponential
-from measureflow.spaces.measures import Empirical, Gaussian
+from measureflow.spaces.measures import Gaussian
 from measureflow.statement.problem import Problem, deep_repulsive_ensemble, deep_repulsive_langevin_ensemble
 from measureflow.study.paper.claims import Claim, Reproduction, at_most, greater
 from measureflow.theory import GridLaw, minimiser, quartic_loss

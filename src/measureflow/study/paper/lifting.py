@@ -47,7 +47,7 @@ def reproduce(seed: int, quick: bool = False, progress: bool = False) -> Reprodu
     ends = [stats.norm.pdf(GRID, centre, 0.3) for centre in (-2, 1)]
     curves = {
         name: np.array([value(problem, GRID, (1 - s) * ends[0] + s * ends[1]) for s in t])
-        for name, problem in tqdm(problems().items(), disable=not progress)
+        for name, problem in tqdm(problems().items(), desc="segments", disable=not progress)
     }
     return Reproduction(
         claims=[*_loss_claims(), *_segment_claims(t, ends, curves)],

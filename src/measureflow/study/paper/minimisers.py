@@ -18,8 +18,9 @@ from measureflow.flows.integrators import EulerMaruyama
 from measureflow.flows.wasserstein import WassersteinFlow
 from measureflow.prediction.colours import COLOURS
 from measureflow.spaces.embeddings import mean_kernel
+from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import SquaredExponential, median_heuristic
-from measureflow.spaces.measures import Empirical, Gaussian
+from measureflow.spaces.measures import Gaussian
 from measureflow.statement.problem import (
     Problem,
     deep_ensemble,

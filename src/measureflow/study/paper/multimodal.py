@@ -87,7 +87,7 @@ def reproduce(seed: int, quick: bool = False, progress: bool = False) -> Reprodu
     claims += _against_fd_gvi(
         problems["DRLE"], particles["DRLE"], densities["DRLE"], fits["same problem"], fit_key
     )
-    claims.append(_spread(particles, densities))
+    claims.append(_wider_modes(particles, densities))
     shown = {name: rows[0] for name, rows in particles.items()}
     shown["FD-GVI"] = np.asarray(fits["figure"].sample(fit_key, setting.particles))
     return Reproduction(
@@ -232,7 +232,7 @@ def _against_fd_gvi(
     ]
 
 
-def _spread(particles: dict[str, np.ndarray], densities: dict[str, np.ndarray]) -> Claim:
+def _wider_modes(particles: dict[str, np.ndarray], densities: dict[str, np.ndarray]) -> Claim:
     """Repulsion widens the modes, by as much as the exact minimisers say."""
     exact = np.sqrt(_variance_within_a_mode(densities["DRLE"]) / _variance_within_a_mode(densities["DLE"]))
     offsets = {name: _centred(particles[name]) for name in densities}

@@ -2,22 +2,23 @@
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
-from tqdm import tqdm
+from jaxtyping import Array, Int, Key
 
 from measureflow.flows.wasserstein import ParticleState, WassersteinFlow
 from measureflow.runs.loop import run
+from measureflow.runs.together import Together
 from measureflow.spaces.measures import AbstractMeasure
 from measureflow.statement.problem import Problem
-
-_CALLS = 50  # so that a progress bar can move
 
 
 @eqx.filter_jit
 def _advance(
-    problem: Problem, flow: WassersteinFlow, states: ParticleState, keys: Array, steps: Array
+    problem: Problem,
+    flow: WassersteinFlow,
+    keys: Key[Array, " seeds"],
+    states: ParticleState,
+    steps: Int[Array, ""],
 ) -> ParticleState:
     return jax.vmap(lambda state, key: run(problem, flow, state, None, key, steps))(states, keys)
 
@@ -37,7 +38,5 @@ def particles_of_seeds(
     """
     split = jax.vmap(jax.random.split)(keys)
     states = jax.vmap(lambda key: flow.init(problem, initial.sample(key, particles)))(split[:, 0])
-    counts = np.diff(np.linspace(0, steps, _CALLS + 1).round().astype(int))
-    for count in tqdm(counts, desc=label, disable=label is None):
-        states = jax.block_until_ready(_advance(problem, flow, states, split[:, 1], jnp.asarray(count)))
-    return np.asarray(states.particles)
+    runs = Together(eqx.Partial(_advance, problem, flow, split[:, 1]), states)
+    return np.asarray(runs.to(steps, label).particles)

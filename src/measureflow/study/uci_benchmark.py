@@ -57,10 +57,12 @@ def run_uci(
     sets: Sequence[str], methods: Sequence[str], splits: int | None, seed: int, progress: bool
 ) -> Iterator[Result]:
     """Fit and score every method on every set, all splits of a set as one program."""
-    from measureflow.tables.estimators import EnsembleRegressor, cross_validate
+    from measureflow.tables.crossvalidation import cross_validate
+    from measureflow.tables.estimators import EnsembleRegressor
 
-    for name in sets:
-        data = load_uci(name, progress=progress)
+    # All of them first: a set that is missing should not be noticed after hours.
+    loaded = {name: load_uci(name, progress=progress) for name in sets}
+    for name, data in loaded.items():
         for method in methods:
             began = time.perf_counter()
             estimator = EnsembleRegressor(method, random_state=seed, verbose=int(progress))

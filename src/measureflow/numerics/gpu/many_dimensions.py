@@ -118,7 +118,7 @@ def _sum_products(rows: int, blocks: list[tuple[int, int]], programs: int, *refe
     n, ends = matrices[0].shape[0], np.cumsum([matrix.shape[1] // _CHUNK for matrix in matrices])
     program, block = jax.lax.axis_index("programs"), jax.lax.axis_index("blocks")
     sets = [_looked_up([pair[side] for pair in blocks], block) for side in (0, 1)]
-    # What fills up the last set is its last row again; nobody looks at its products.
+    # What fills up the last set is its last row again; its products are not used.
     own = [[jnp.minimum(s * rows + k, n - 1) for k in range(rows)] for s in sets]
     count = (int(ends[-1]) - program + programs - 1) // programs
 
@@ -148,7 +148,7 @@ def _sum_products(rows: int, blocks: list[tuple[int, int]], programs: int, *refe
             sums = lanes.added(sums, [a * b for a, b in itertools.product(x, y)])
         mosaic.barrier_arrive(left.at[slot])
 
-        # In the last turns, too: who arrives must be awaited.
+        # In the last turns, too: every copy that was started must be waited for.
         @pl.when(block == 0)
         def _() -> None:
             mosaic.barrier_wait(left.at[slot])

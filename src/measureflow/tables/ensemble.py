@@ -1,0 +1,355 @@
+"""What scikit-learn's estimators around the recipe share: settings, scaling, the fit, and prediction in
+blocks. No mathematics here."""
+
+import abc
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from sklearn.base import BaseEstimator, is_classifier
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from measureflow.core.devices import require_mesh
+from measureflow.core.pytrees import dimension
+from measureflow.core.validation import positive_number, require_count
+from measureflow.networks.losses import NegativeLogLikelihood
+from measureflow.networks.network import Network
+from measureflow.prediction.predictive import Mixture, Predictive
+from measureflow.runs.checkpoint import Checkpoint
+from measureflow.runs.driver import Callback, require_callback
+from measureflow.runs.history import History
+from measureflow.saving.container import PathLike
+from measureflow.saving.documents import save
+from measureflow.tables.convergence import not_converged
+from measureflow.tables.methods import Method, method_of
+from measureflow.tables.recipe import Recipe, batch_size_for, steps_for
+from measureflow.tables.scaling import moments, standardised
+from measureflow.tables.table import Table
+from measureflow.tables.targets import Head, changes_units
+from measureflow.tables.training import Ensembles, Trainer
+
+# Of the sum n of all weights, 1/n is the prior's weight: a number in single precision.
+_WEIGHTS = (1e-30, 1e30)
+
+Own = TypeVar("Own", bound="AbstractEnsemble")
+
+
+class AbstractEnsemble(BaseEstimator, abc.ABC):
+    """What both estimators have."""
+
+    #: Set by `fit`, from the data.
+    n_features_in_: int
+    input_mean_: np.ndarray
+    input_scale_: np.ndarray
+    network_: Network
+    likelihood_: Callable
+    particles_: Any
+    prior_weight_: float
+    spread_: float
+    n_iter_: int
+    history_: History
+    validation_scores_: dict[str, np.ndarray]
+
+    def __init__(
+        self,
+        method: str | Method = "DRLE",
+        *,
+        particles: int = 20,
+        hidden: Sequence[int] | None = None,
+        activation: str = "relu+tanh",
+        prior_weight: float | None = None,
+        mmd: float = 0.5,
+        steps: int | None = None,
+        batch_size: int | None = None,
+        step_size: float = 0.01,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        warm_start: bool = False,
+        random_state: Any = None,
+        verbose: int = 0,
+        mesh: Mesh | None = None,
+    ):
+        self.method = method
+        self.particles = particles
+        self.hidden = hidden
+        self.activation = activation
+        self.prior_weight = prior_weight
+        self.mmd = mmd
+        self.steps = steps
+        self.batch_size = batch_size
+        self.step_size = step_size
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.verbose = verbose
+        self.mesh = mesh
+
+    def fit(
+        self: Own,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        callback: Callback | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> Own:
+        """Learn from rows X and targets y. A fit that fails leaves the estimator as it was.
+
+        Ctrl-C or SIGTERM in the final training keeps the model as far as it came, with a ConvergenceWarning;
+        before that, while the prior's weight is chosen, there is nothing to keep, and KeyboardInterrupt is
+        raised. A second Ctrl-C stops at once.
+
+        Parameters
+        ----------
+        X, y
+            Rows, and a target for each.
+        sample_weight
+            A row of weight k counts as k equal rows.
+        callback
+            A function of (step, record, state), called between compiled calls of the final training: the
+            newest record of `history_`, and the state of the flow. A true answer ends training there.
+        checkpoint
+            With one, the same call resumes a fit that was cut off: what was chosen is stored with the first
+            checkpoint, at step 0 of the final training, and not chosen again. A fit of other data or settings
+            is refused. It needs a `random_state`, which makes two calls the same.
+        """
+        callbacks = require_callback(callback)
+        self._require_resumable(checkpoint)
+        before, goes_on = dict(vars(self)), self._goes_on()
+        try:
+            table = self._prepare(X, y, sample_weight)
+            found = self._learn([self], [table], callbacks, checkpoint)
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+        # A warm start goes on from a fit that was looked at.
+        if found.interrupted or not goes_on:
+            complaint = self._complaint(found, 0)
+            if complaint is not None:
+                warnings.warn(complaint, ConvergenceWarning, stacklevel=2)
+        return self
+
+    def _require_resumable(self, checkpoint: Any) -> None:
+        if checkpoint is None:
+            return
+        if not isinstance(checkpoint, Checkpoint):
+            raise TypeError(f"checkpoint must be an mf.Checkpoint, got {checkpoint!r}; see mf.Checkpoint.")
+        if self.random_state is None:
+            raise ValueError(
+                "checkpoint needs a random_state, got None: each call would be another run, and none could "
+                "be resumed; set random_state=0, for example."
+            )
+
+    def _complaint(self, found: Ensembles, index: int) -> str | None:
+        """What there is to say about convergence. Early stopping asks held-out rows, and who stops a fit by a
+        callback has reasons."""
+        if found.interrupted:
+            return (
+                f"{found.interrupted} at step {self.n_iter_} of {found.planned[index]}: the model is the one "
+                "of that step, and has not converged; fit again, with checkpoint=mf.Checkpoint(folder) to go "
+                "on from where a fit was stopped."
+            )
+        if self.early_stopping or found.steps[index] < found.planned[index]:
+            return None
+        stopped_early = found.choices[index].candidate.steps < 1
+        return not_converged(self.history_, stopped_early=stopped_early)
+
+    def _prepare(self, X: Any, y: Any, sample_weight: Any) -> Table:
+        """Check everything, learn the scaling, build the network; the standardised table."""
+        self._check_settings()
+        again = self._goes_on()
+        X, y = self._validated(X, y, again)
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        if not weights.any():
+            raise ValueError("sample_weight is zero for every row; give some rows a weight > 0.")
+        with np.errstate(over="ignore"):
+            total = weights.sum()
+        if not _WEIGHTS[0] < total < _WEIGHTS[1]:
+            raise ValueError(
+                f"sample_weight sums to {total:.3g}, but a row of weight k counts as k equal rows; divide it "
+                "by its mean."
+            )
+        X, y, weights = X[weights > 0], y[weights > 0], weights[weights > 0]
+        if again:
+            self._require_unchanged()
+        else:
+            names = getattr(self, "feature_names_in_", None)
+            self.input_mean_, self.input_scale_ = moments("X", X, weights, names)
+            self._set_targets(y, weights)
+            hidden = (50,) if len(X) <= 20_000 else (100,)
+            self.network_, self.likelihood_ = self._network(hidden if self.hidden is None else self.hidden)
+        inputs = standardised(X, self.input_mean_, self.input_scale_)
+        return Table.of(inputs, self._encoded(y), weights)
+
+    def _goes_on(self) -> bool:
+        """Whether a fit continues the one before."""
+        return self.warm_start and hasattr(self, "particles_")
+
+    @abc.abstractmethod
+    def _validated(self, X: Any, y: Any, again: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and targets, checked; `again` against what a warm start goes on from."""
+
+    @abc.abstractmethod
+    def _set_targets(self, y: np.ndarray, weights: np.ndarray) -> None:
+        """Learn what the targets are: their scale, or their classes."""
+
+    @abc.abstractmethod
+    def _likelihood(self) -> Head:
+        """The likelihood, the network's outputs, and how many constants follow them."""
+
+    @abc.abstractmethod
+    def _encoded(self, y: np.ndarray) -> np.ndarray:
+        """Targets as the network sees them."""
+
+    def _units(self) -> tuple[Any, Any]:
+        """Location and scale of what the network predicts; None where it has no units."""
+        return None, None
+
+    def _has_units(self) -> bool:
+        """Whether targets are standardised, and the spread of the predictive law is chosen."""
+        return changes_units(self.network_, self.likelihood_, self.n_features_in_)
+
+    def _check_settings(self) -> None:
+        method_of(self.method)
+        require_count("particles", self.particles, 1, "20 is a start.")
+        positive_number("mmd", self.mmd, "0.5 is a start; for none, choose method='DLE' or 'DE'.")
+        positive_number("step_size", self.step_size, "0.01 is a start.")
+        if self.prior_weight is not None:
+            positive_number("prior_weight", self.prior_weight, "1 is the Bayes posterior; None chooses it.")
+        if self.mesh is not None:
+            require_mesh(self.mesh, self.particles)
+        for name in ("steps", "batch_size"):
+            if getattr(self, name) is not None:
+                require_count(name, getattr(self, name), 1, "None goes by the number of rows.")
+        if self.method == "FD-GVI" and self.particles == 1 and self._goes_on():
+            raise ValueError(
+                "warm_start with method='FD-GVI' goes on from the Gaussian of the last fit's particles, and "
+                "particles=1 has no spread; begin anew with warm_start=False, and more particles."
+            )
+        if not 0 < self.validation_fraction < 1:
+            raise ValueError(
+                f"validation_fraction must be between 0 and 1, got {self.validation_fraction}; try 0.1."
+            )
+
+    def _network(self, hidden: Sequence[int]) -> tuple[Network, Callable]:
+        head = self._likelihood()
+        network = Network.mlp(self.n_features_in_, hidden, head.outputs, self.activation)
+        return network.with_constants(head.constants) if head.constants else network, head.likelihood
+
+    def _require_unchanged(self) -> None:
+        """A warm start goes on with the particles that there are: what shapes them must be as it was."""
+        layers = self.particles_["network"] if isinstance(self.particles_, dict) else self.particles_
+        hidden = [layer["bias"].shape[-1] for layer in layers[:-1]] if self.hidden is None else self.hidden
+        now = (*self._network(hidden), self.particles)
+        before = (self.network_, self.likelihood_, len(jax.tree.leaves(self.particles_)[0]))
+        if not eqx.tree_equal(now, before):
+            raise ValueError(
+                "warm_start goes on from the last fit, but hidden, activation, particles or likelihood were "
+                "changed since; set warm_start=False to begin anew."
+            )
+
+    def _recipe(self, rows: int, parameters: int) -> Recipe:
+        goes_on = self._goes_on() and self.prior_weight is None
+        prior_weight = self.prior_weight_ if goes_on else self.prior_weight
+        return Recipe(
+            method=method_of(self.method),
+            particles=self.particles,
+            mmd=float(self.mmd),
+            prior_weight=None if prior_weight is None else float(prior_weight),
+            step_size=float(self.step_size),
+            batch_size=batch_size_for(rows) if self.batch_size is None else self.batch_size,
+            calibrate=self._has_units(),
+            mesh=self.mesh,
+            steps=self.steps or steps_for(rows, parameters, classes=is_classifier(self)),
+        )
+
+    def _learn(
+        self,
+        estimators: "list[AbstractEnsemble]",
+        tables: list[Table],
+        callbacks: Sequence[Callback] = (),
+        checkpoint: Checkpoint | None = None,
+    ) -> Ensembles:
+        """Fit one ensemble per table, all in one program, and give each to its estimator."""
+        rng = check_random_state(self.random_state)
+        validation = None
+        if self.early_stopping:
+            cut = [table.cut(self.validation_fraction, rng) for table in tables]
+            tables, validation = [train for train, _ in cut], [held_out for _, held_out in cut]
+        key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
+        initial = None
+        if self._goes_on():
+            initial = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], self.particles_)
+        loss, prior = NegativeLogLikelihood(self.network_, self.likelihood_), self.network_.prior()
+        recipe = self._recipe(max(len(table.weights) for table in tables), dimension(prior.mean))
+        found = Trainer(loss, prior, recipe, self.verbose > 0).fit(
+            tables, key, initial=initial, validation=validation, callbacks=callbacks, checkpoint=checkpoint
+        )
+        for index, estimator in enumerate(estimators):
+            estimator._take(found, index)
+        return found
+
+    def _take(self, found: Ensembles, index: int) -> None:
+        choice = found.choices[index]
+        if not self._goes_on():
+            self.spread_ = choice.spread
+        self.particles_ = jax.tree.map(lambda leaf: np.asarray(leaf[index]), found.particles)
+        self.prior_weight_ = choice.candidate.prior_weight
+        self.n_iter_ = found.steps[index]
+        self.history_ = found.histories[index]
+        self.validation_scores_ = {
+            "prior_weight": np.array([candidate.prior_weight for candidate in choice.scores]),
+            "share_of_steps": np.array([candidate.steps for candidate in choice.scores]),
+            "log_density": np.array(list(choice.scores.values())),
+        }
+
+    def _predictive(self, location: Any = None, scale: Any = None) -> Predictive:
+        particles = jax.tree.map(jnp.asarray, self.particles_)
+        spread = self.spread_ if self._has_units() else None
+        return Predictive(self.network_, self.likelihood_, particles, location, scale, spread)
+
+    def _map(self, function: Callable, X: Any) -> Any:
+        """`function` of the predictive mixture of every row, in the units that the network sees."""
+        rows = self._rows(X)
+        values = self._predictive().map(function, rows)
+        return jax.tree.map(lambda value: np.asarray(value, np.float64), values)
+
+    def _rows(self, X: Any) -> np.ndarray:
+        check_is_fitted(self, "particles_")
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        return standardised(X, self.input_mean_, self.input_scale_)
+
+    def predict_dist(self, X: Any) -> Mixture:
+        """p(y | x) for every row: the mixture over particles, a NumPyro distribution.
+
+        It is computed in single precision, in standardised units; its numbers in the units of the targets are
+        float64 of NumPy."""
+        rows = self._rows(X)
+        return self._predictive(*self._units())(rows)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The devices of a mesh belong to this process, and so do arrays of JAX, which not all can write.
+        state = cast(dict, super().__getstate__()) | {"mesh": None}
+        return state | _moved(np.asarray, state)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state | _moved(jnp.asarray, state))
+
+    def save(self, path: PathLike, *, force: bool = False) -> None:
+        """Write the fitted estimator to one file, for `mf.load`: see `mf.save`."""
+        save(self, path, force=force)
+
+
+def _moved(place: Callable, state: dict[str, Any]) -> dict[str, Any]:
+    """Network and likelihood of a fitted estimator, with the arrays of another library."""
+    functions = {name: state[name] for name in ("network_", "likelihood_") if name in state}
+    return jax.tree.map(lambda leaf: place(leaf) if eqx.is_array(leaf) else leaf, functions)

@@ -1,0 +1,124 @@
+"""Fitted estimators in files: what they hold, and what a file must say of one to be believed."""
+
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+
+from measureflow.core.validation import positive_number, require_count
+from measureflow.networks.network import Network, perceptron
+from measureflow.prediction.predictive import require_sound
+from measureflow.runs.history import History
+from measureflow.saving.registry import kind_of, require, saved
+from measureflow.tables.methods import METHODS
+
+
+def _described(estimator: Any) -> dict[str, Any]:
+    """For a file: settings, and what `fit` has learned, which is what the classes annotate."""
+    kind, settings = type(estimator), estimator.get_params(deep=False)
+    fitted = {name: value for name, value in vars(estimator).items() if name not in settings}
+    annotated = [name for base in kind.__mro__ for name in vars(base).get("__annotations__", {})]
+    learned = {name for name in annotated if name.endswith("_") and not name.startswith("_")}
+    if not learned <= set(fitted):
+        raise ValueError(f"this {kind.__name__} is not fitted, so there is nothing to save; call fit first.")
+    if unknown := ", ".join(sorted(set(fitted) - learned - {"feature_names_in_"})):
+        raise ValueError(f"this {kind.__name__} has attributes that no file holds: {unknown}; delete them.")
+    if isinstance(settings["random_state"], np.random.RandomState):
+        warnings.warn(
+            "random_state is a generator, which is not saved: it is None in the estimator that is loaded. "
+            "Predictions do not depend on it.",
+            stacklevel=5,
+        )
+        settings["random_state"] = None
+    # The devices of a mesh belong to this process.
+    del settings["mesh"]
+    settings["method"] = _method_name(kind.__name__, settings["method"])
+    if "likelihood" in settings:
+        settings["likelihood"] = _known_likelihood(kind.__name__, settings["likelihood"])
+    return {"settings": settings, "fitted": fitted}
+
+
+def _method_name(kind: str, method: Any) -> str:
+    """By which the estimator that is loaded finds it again."""
+    if isinstance(method, str):
+        return method
+    if METHODS.get(method.name) != method:
+        raise TypeError(
+            f"this {kind} has a method of your own, {method.name!r}, and a file holds no code; pickle the "
+            "estimator, or save an mf.Predictive of its network_, likelihood_ and particles_."
+        )
+    return method.name
+
+
+def _known_likelihood(kind: str, likelihood: Any) -> Any:
+    if isinstance(likelihood, str) or kind_of(likelihood) is not None:
+        return likelihood
+    raise TypeError(
+        f"this {kind} has a likelihood of your own, {likelihood!r}, and a file holds no code; pickle the "
+        "estimator, or save an mf.Predictive of its network_, likelihood_ and particles_."
+    )
+
+
+def require_units(name: str, mean: Any, scale: Any, shape: tuple[int, ...]) -> None:
+    """Means and scales that `fit` could have learned."""
+    floats = all(isinstance(v, np.ndarray | np.generic) and v.dtype == np.float64 for v in (mean, scale))
+    finite = floats and mean.shape == scale.shape == shape and np.isfinite([mean, scale]).all()
+    message = f"{name}_mean_ and {name}_scale_ > 0 are not finite numbers of shape {shape}"
+    require(finite and np.all(scale > 0), message)
+
+
+def _require_sound(estimator: Any) -> None:
+    """What `fit` would check, and that what was learned goes together: raises where a file says else."""
+    estimator._check_settings()
+    for name in ("early_stopping", "warm_start"):
+        require(isinstance(getattr(estimator, name), bool | np.bool_), f"{name} is neither True nor False")
+    hidden, seed = estimator.hidden, estimator.random_state
+    require(isinstance(hidden, tuple | list | None) and len(hidden or ()) < 100, "hidden is not widths")
+    Network.mlp(1, hidden or (), 1, estimator.activation)
+    require(seed is None or require_count("random_state", seed, 0, "") < 2**32, "random_state is too large")
+    for name in ("prior_weight_", "spread_"):
+        positive_number(name, getattr(estimator, name), "")
+    require_count("n_iter_", estimator.n_iter_, 0, "")
+    require(isinstance(estimator.history_, History), "history_ is no history")
+    require(_are_scores(estimator.validation_scores_), "validation_scores_ are no scores")
+    features, names = estimator.n_features_in_, getattr(estimator, "feature_names_in_", None)
+    require(type(features) is int and features > 0, "n_features_in_ is no number of features")
+    require_units("input", estimator.input_mean_, estimator.input_scale_, (features,))
+    named = names is None or (isinstance(names, np.ndarray) and names.shape == (features,))
+    require(named, "feature_names_in_ has not one name for each feature")
+    estimator._require_targets()
+    # Its numbers are the file's own: those of another version may be others.
+    now, then = (_law(likelihood) for likelihood in (estimator._likelihood()[0], estimator.likelihood_))
+    require(now == then, "likelihood_ is not that of the settings and the targets")
+    inner = perceptron(estimator.network_)
+    require(inner is not None and inner.sizes[0] == features, "network_ has not these features")
+    leaves = jax.tree.leaves(estimator.particles_)
+    finite = all(isinstance(leaf, np.ndarray) and np.isfinite(leaf).all() for leaf in leaves)
+    require(finite, "particles_ are no finite numbers")
+    require_sound(estimator._predictive(*estimator._units()))
+
+
+def _are_scores(table: Any) -> bool:
+    """One number of each kind for every candidate."""
+    if not isinstance(table, dict) or set(table) != {"prior_weight", "share_of_steps", "log_density"}:
+        return False
+    columns = list(table.values())
+    floats = all(isinstance(column, np.ndarray) and column.dtype == np.float64 for column in columns)
+    return floats and len({column.shape for column in columns}) == 1 and columns[0].ndim == 1
+
+
+def _law(likelihood: Any) -> tuple[Any, ...]:
+    law = getattr(likelihood, "likelihood", likelihood)
+    return type(likelihood), type(law), law.targets, law.width
+
+
+def in_files(kind: Any) -> Any:
+    """Let files hold fitted estimators of this class."""
+
+    def build(settings: dict[str, Any], fitted: dict[str, Any]) -> Any:
+        estimator = kind(**settings)
+        vars(estimator).update(fitted)
+        return estimator
+
+    return saved(kind, build=build, describe=_described, check=_require_sound)

@@ -1,0 +1,261 @@
+"""Ensembles trained side by side: every table with every one of its candidates, as one compiled program."""
+
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from measureflow.core.devices import PARTICLES, place, require_mesh
+from measureflow.core.pytrees import Particles, dimension, root_mean_square_norm, total, weighted_mean
+from measureflow.flows.counting import counted
+from measureflow.flows.flow import AbstractFlow, particle_leaves
+from measureflow.flows.preconditioners import RMSPreconditioner
+from measureflow.networks.losses import NegativeLogLikelihood
+from measureflow.prediction.predictive import Predictive
+from measureflow.runs.batches import data_key, on_device
+from measureflow.runs.driver import AbstractRun
+from measureflow.runs.loop import repeat
+from measureflow.runs.program import Layout
+from measureflow.spaces.empirical import Empirical
+from measureflow.spaces.measures import Gaussian
+from measureflow.statement.problem import Problem
+from measureflow.tables.methods import Candidate, Method, Setting
+from measureflow.tables.recipe import Recipe
+from measureflow.tables.table import Table, stacked
+
+# History looks at no more rows of a table than this: it is to cost next to nothing.
+_MOST_LOOKED_AT = 2_000
+
+
+class Plan(eqx.Module):
+    """How an ensemble is trained, as a function of its table and its candidate's `numbers`: the weight λ/n of
+    the prior, and the steps to take."""
+
+    loss: NegativeLogLikelihood
+    prior: Gaussian
+    mmd: Float[Array, ""]
+    step_size: Float[Array, ""]
+    momentum: Float[Array, ""]
+    method: Method = eqx.field(static=True)
+    particles: int = eqx.field(static=True)
+    batch_size: int | None = eqx.field(static=True)
+    mesh: Mesh | None = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, loss: NegativeLogLikelihood, prior: Gaussian, recipe: Recipe, rows: int) -> "Plan":
+        """That of a recipe, for tables of so many rows."""
+        return cls(
+            loss,
+            prior,
+            *(jnp.asarray(value, jnp.float32) for value in (recipe.mmd, recipe.step_size, recipe.momentum)),
+            method=recipe.method,
+            particles=recipe.particles,
+            batch_size=recipe.batch_size if recipe.batch_size < rows else None,
+            mesh=recipe.mesh,
+        )
+
+    def setting(self, numbers: Float[Array, "2"]) -> Setting:
+        """MMD² with weight w pulls a particle towards the prior about as KL with weight 2w/(eJ) does, so
+        `mmd` counts in multiples of J times the prior's weight: the two stay in proportion for any number of
+        rows and any network."""
+        weight, steps = numbers
+        mmd = self.mmd * dimension(self.prior.mean) * weight
+        numbers_of_flow = (self.step_size, self.momentum, steps)
+        return Setting(self.loss, self.prior, weight, mmd, *numbers_of_flow, self.particles)
+
+    def parts(self, numbers: Float[Array, "2"], begun: Any) -> tuple[Problem, AbstractFlow]:
+        """The problem, and the flow for a beginning or for a state."""
+        setting = self.setting(numbers)
+        problem = self.method.problem(setting)
+        flow = counted(self.method.flow(setting), problem, begun)
+        return problem, flow if self.mesh is None else flow.on(self.mesh)
+
+    def start(self, initial: Particles | None, numbers: Float[Array, "2"], key: Key[Array, ""]) -> Any:
+        """The state at step 0, from `initial` if it is given."""
+        begun = self.method.start(self.setting(numbers), key) if initial is None else initial
+        problem, flow = self.parts(numbers, begun)
+        return self._placed(problem, flow, flow.init(problem, begun))
+
+    def _placed(self, problem: Problem, flow: AbstractFlow, state: Any) -> Any:
+        if self.mesh is None:
+            return state
+        rows = particle_leaves(flow, problem, state)
+        if not any(rows):
+            raise ValueError(
+                f"mesh cuts particles, and method={self.method.name!r} has none; leave the mesh out."
+            )
+        return Layout(self.mesh, rows, None).placed(state)
+
+    def advance(
+        self, state: Any, data: PyTree, numbers: Float[Array, "2"], key: Key[Array, ""], steps: Array
+    ) -> tuple[Any, Bool[Array, ""]]:
+        """The state some steps later, and whether all of it is finite."""
+        problem, flow = self.parts(numbers, state)
+        batches, order_key = on_device(data, self.batch_size), data_key(key)
+
+        # A function of its own: what XLA fuses, and so the last digit, does then not depend on whether the
+        # number of steps is known when it compiles.
+        @jax.jit
+        def step(state: Any) -> Any:
+            return flow.step(problem, state, batches.at(state.step, order_key), key)
+
+        state = repeat(step, state, steps)
+        return self._placed(problem, flow, state), jnp.all(flow.finite(state))
+
+    def members(self, state: Any, numbers: Float[Array, "2"], key: Key[Array, ""]) -> Particles:
+        """The particles of a state, or as many draws from the measure it stands for."""
+        measure = self.parts(numbers, state)[1].measure(state)
+        drawn = measure.particles if isinstance(measure, Empirical) else measure.sample(key, self.particles)
+        return place(self.mesh, drawn)
+
+    def observe(
+        self, state: Any, data: PyTree, numbers: Float[Array, "2"], key: Key[Array, ""]
+    ) -> dict[str, Float[Array, ""]]:
+        """On all rows, or on some that lie evenly: `loss`, the mean negative log-likelihood over members, and
+        `mixture_loss`, that of their mixture; and `gradient_norm`, the L²(Q) norm of the drift."""
+        members = self.members(state, numbers, key)
+        rows = jax.tree.map(lambda leaf: leaf[:: -(-len(leaf) // _MOST_LOOKED_AT)], data)
+        of_members = jax.vmap(self.loss.log_likelihood, (0, None))(members, rows)
+        of_mixture = logsumexp(of_members, axis=0) - math.log(self.particles)
+        weights = self.loss.case_weights(rows)
+        return {
+            "loss": weighted_mean(-jnp.mean(of_members, axis=0), weights),
+            "mixture_loss": weighted_mean(-of_mixture, weights),
+            "gradient_norm": self._gradient_norm(state, members, rows, numbers),
+        }
+
+    def _gradient_norm(
+        self, state: Any, members: Particles, rows: PyTree, numbers: Float[Array, "2"]
+    ) -> Float[Array, ""]:
+        problem, flow = self.parts(numbers, state)
+        g = getattr(flow, "preconditioner", None)
+        if isinstance(g, RMSPreconditioner):
+            # It knows the mean square of the drifts of the last hundred steps or so: another gradient would
+            # have to be compiled. At step 0 it knows nothing: 0/0.
+            updates = jnp.minimum(state.step, g.adapt_steps).astype(g.decay.dtype)
+            return jnp.sqrt(total(state.memory) / (1 - g.decay**updates))
+        return root_mean_square_norm(problem.free_energy(rows).wasserstein_gradient(members))
+
+    def log_densities(
+        self, spreads: Float[Array, " s"] | None, particles: Particles, inputs: Array, targets: Array
+    ) -> Float[Array, "s rows"]:
+        """log (1/N) Σᵢ p(y | x, θᵢ) of every row, for every factor of the spread; None is 1, for any law."""
+        mixture = Predictive(self.loss.network, self.loss.likelihood, particles)(inputs)
+        if spreads is None:
+            return mixture.log_prob(targets)[None]
+        return jax.lax.map(lambda spread: mixture.widened(spread).log_prob(targets), spreads)
+
+
+# Each of these is one program for all tables t and candidates c.
+
+
+@eqx.filter_jit
+def _start(
+    plan: Plan, initial: Particles | None, numbers: Float[Array, "t c 2"], keys: Key[Array, " t"]
+) -> Any:
+    candidates = jax.vmap(plan.start, (None, 0, None))
+    return jax.vmap(candidates, (0, 0, 0))(initial, numbers, keys)
+
+
+@eqx.filter_jit
+def _advance(
+    plan: Plan,
+    states: Any,
+    data: PyTree,
+    numbers: Float[Array, "t c 2"],
+    keys: Key[Array, " t"],
+    step: Int[Array, ""],
+    steps: Int[Array, ""],
+) -> tuple[Any, Bool[Array, "t c"]]:
+    def one(state: Any, data: PyTree, numbers: Array, key: Array) -> Any:
+        # The step is the same for all: so is the batch, for all candidates of a table.
+        return plan.advance(eqx.tree_at(lambda s: s.step, state, step), data, numbers, key, steps)
+
+    candidates = jax.vmap(one, (0, None, 0, None))
+    return jax.vmap(candidates, (0, 0, 0, 0))(states, data, numbers, keys)
+
+
+@eqx.filter_jit
+def _members(plan: Plan, states: Any, numbers: Float[Array, "t c 2"], keys: Key[Array, " t"]) -> Particles:
+    return jax.vmap(jax.vmap(plan.members, (0, 0, None)), (0, 0, 0))(states, numbers, keys)
+
+
+@eqx.filter_jit
+def _observe(
+    plan: Plan, states: Any, data: PyTree, numbers: Float[Array, "t c 2"], keys: Key[Array, " t"]
+) -> dict[str, Float[Array, "t c"]]:
+    candidates = jax.vmap(plan.observe, (0, None, 0, None))
+    return jax.vmap(candidates, (0, 0, 0, 0))(states, data, numbers, keys)
+
+
+@eqx.filter_jit
+def _log_densities(
+    plan: Plan, spreads: Float[Array, " s"] | None, members: Particles, inputs: Array, targets: Array
+) -> Float[Array, "t c s rows"]:
+    candidates = jax.vmap(eqx.Partial(plan.log_densities, spreads), (0, None, None))
+    # One table after the other: the networks' outputs on all of them might not fit.
+    return jax.lax.map(lambda table: candidates(*table), (members, inputs, targets))
+
+
+class Trials(AbstractRun):
+    """Every table with every one of its candidates, side by side."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        tables: list[Table],
+        candidates: list[list[Candidate]],
+        steps: int,
+        key: Key[Array, ""],
+        initial: Particles | None = None,
+    ):
+        numbers = [
+            [(candidate.prior_weight / table.cases, candidate.steps * steps) for candidate in row]
+            for table, row in zip(tables, candidates, strict=True)
+        ]
+        keys = jax.vmap(lambda k: jax.random.split(k, 3))(jax.random.split(key, len(tables)))
+        if plan.mesh is not None:
+            require_mesh(plan.mesh, plan.particles)
+        self.plan, self.data, self.numbers, keys = place(
+            plan.mesh, (plan, stacked(tables), jnp.asarray(numbers, jnp.float32), keys)
+        )
+        start_keys, self.run_keys, self.draw_keys = keys.T
+        self.state = _start(self.plan, initial, self.numbers, start_keys)
+        self.finite = np.ones(self.numbers.shape[:2], bool)
+        self.step, self.record, self.most = 0, {}, np.iinfo(np.int32).max
+
+    def advance(self, budget: int, end: int) -> None:
+        steps = min(budget, end - self.step)
+        counts = (jnp.asarray(count, jnp.int32) for count in (self.step, steps))
+        self.state, finite = _advance(self.plan, self.state, self.data, self.numbers, self.run_keys, *counts)
+        self.step, self.finite = self.step + steps, np.asarray(finite)
+
+    def members(self) -> Particles:
+        """The particles (table, candidate, particle, ...)."""
+        return _members(self.plan, self.state, self.numbers, self.draw_keys)
+
+    def observed(self) -> dict[str, Float[np.ndarray, "t c"]]:
+        """What history records of the state."""
+        found = _observe(self.plan, self.state, self.data, self.numbers, self.draw_keys)
+        return {name: np.asarray(value) for name, value in found.items()}
+
+    def log_densities(
+        self, members: Particles, tables: list[Table], spreads: Float[Array, " s"] | None = None
+    ) -> list[Float[np.ndarray, "c s rows"]]:
+        """Of each table's rows, under each of its candidates and spreads."""
+        inputs, targets, _ = stacked(tables)
+        densities = _log_densities(self.plan, spreads, members, inputs, targets)
+        of_tables = zip(np.asarray(densities, np.float64), tables, strict=True)
+        return [of_table[..., : len(table.weights)] for of_table, table in of_tables]
+
+
+def multiple_of_devices(number: int, mesh: Mesh | None) -> int:
+    """The next number of particles that the devices of a mesh can share."""
+    devices = 1 if mesh is None else mesh.shape[PARTICLES]
+    return -(-number // devices) * devices
