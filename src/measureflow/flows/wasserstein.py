@@ -55,7 +55,7 @@ class ParticleState(eqx.Module):
     memory
         What the preconditioner or the optimiser remembers.
     drift
-        The running mean of momentum.
+        The running mean of the moves, where there is momentum.
     """
 
     particles: Particles
@@ -82,7 +82,7 @@ def _momentum(value: Any) -> Float[Array, ""] | None:
 class WassersteinFlow(AbstractFlow):
     """The flow of F(Q) = ∫V dQ + ½∬W dQdQ + τ∫log q dQ + R(Q), by Euler–Maruyama on N particles:
 
-        θᵢ ← θᵢ − η g (∇V(θᵢ) + (1/N) Σⱼ ∇₁W(θᵢ, θⱼ) + ∇_W R(θᵢ)) + √(2ητg) Zᵢ
+        θᵢ ← θᵢ + uᵢ,  uᵢ = −η g (∇V(θᵢ) + (1/N) Σⱼ ∇₁W(θᵢ, θⱼ) + ∇_W R(θᵢ)) + √(2ητg) Zᵢ
 
     Parameters
     ----------
@@ -93,10 +93,10 @@ class WassersteinFlow(AbstractFlow):
     optimiser
         Where τ = 0, any Optax optimiser may take the steps instead, for each particle on its own.
     momentum
-        β, an optimiser's device: the running mean m ← βm + (1 − β)·drift, divided by 1 − βᵗ, takes the
-        drift's place, and noise of batches is averaged out of it. The noise Z stays as it is, so that
-        momentum heats the chain: for V = aθ²/2 its variance is about 1 + ηa(β/(1 − β) + ½) times the right
-        one. History records the first part of that as `momentum_heat`; to draw from q*, leave momentum out.
+        β: the running mean m ← βm + (1 − β)u of the moves, divided by 1 − βᵗ, takes the move's place.
+        Drift and noise go through the same mean, which is kinetic Langevin dynamics with steps of length
+        √((1 − β)η): for V = aθ²/2 the variance is τ/(a(1 − ηa(1 − β)/(2(1 + β)))), nearer to τ/a than
+        without. (Were the drift alone averaged, as an optimiser does it, the chain would be heated.)
     interactions
         How the sum over j is made: exactly by default, or by `RandomBatches` or `RandomFeatures`, which are
         unbiased.
@@ -172,18 +172,16 @@ class WassersteinFlow(AbstractFlow):
         if self.preconditioner is not None:
             memory = self.preconditioner.update(memory, gradient, state.step)
             precondition = self.preconditioner.diagonal(memory, state.step)
-        drift = None
-        if self.momentum is not None:
-            drift, gradient = _running_mean(self.momentum, state.drift, gradient, state.step)
-        particles = euler_maruyama(
-            state.particles,
-            gradient,
-            self.step_size_at(state.step),
-            energy.temperature,
-            precondition,
-            step_key,
-        )
-        return ParticleState(particles, state.step + 1, memory, drift)
+
+        def moved(start: Particles) -> Particles:
+            eta = self.step_size_at(state.step)
+            return euler_maruyama(start, gradient, eta, energy.temperature, precondition, step_key)
+
+        if self.momentum is None:
+            return ParticleState(moved(state.particles), state.step + 1, memory)
+        move = moved(jax.tree.map(jnp.zeros_like, state.particles))
+        drift, mean = _running_mean(self.momentum, state.drift, move, state.step)
+        return ParticleState(add(state.particles, mean), state.step + 1, memory, drift)
 
     def _gradient(self, energy: FreeEnergy, particles: Particles, step_key: Key[Array, ""]) -> Particles:
         """The drift, its interaction summed as this flow sums pairs."""
@@ -239,15 +237,15 @@ class WassersteinFlow(AbstractFlow):
         key: Key[Array, ""],
         sampled_share: float,
     ) -> dict[str, Float[Array, ""]]:
-        """Energies and forces as `observed` has them; and relative to τ, by how much batches and momentum
-        heat the chain, where that is defined."""
+        """Energies and forces as `observed` has them; and relative to τ, by how much batches heat the chain,
+        where that is defined."""
         pairs_key = _pairs_key(jax.random.fold_in(key, state.step))
         found = observed(problem, state.particles, batch, self.interactions, pairs_key)
         if self.step_size is None or problem.temperature() is None:
             return found
-        return found | self._heat(problem, state, batch, key, sampled_share)
+        return found | self._batch_noise(problem, state, batch, key, sampled_share)
 
-    def _heat(
+    def _batch_noise(
         self,
         problem: Problem,
         state: ParticleState,
@@ -255,17 +253,14 @@ class WassersteinFlow(AbstractFlow):
         key: Key[Array, ""],
         sampled_share: float,
     ) -> dict[str, Float[Array, ""]]:
-        """`batch_noise` η·tr(gC)/(2Jτ), C the covariance of the batch gradient: the share by which batches
-        heat each particle's law. All particles see the same batch, so most of it moves the ensemble as a
-        whole and shows less in its spread. Two halves of a batch have mean gradients whose difference d has E
-        dᵢ² = 4S/b, with S the variance over cases; drawing b of n cases without replacement makes C = S/b·(1
-        − b/n).
-
-        `momentum_heat` h with h(1 + h) = η·β/(1 − β)·tr(gE[ff])/(Jτ), f the drift: E[ff]/τ is the curvature
-        times 1 + h.
+        """η·tr(gC)/(2Jτ), C the covariance of the batch gradient: the share by which batches heat each
+        particle's law. All particles see the same batch, so most of it moves the ensemble as a whole and
+        shows less in its spread. Two halves of a batch have mean gradients whose difference d has E dᵢ² =
+        4S/b, with S the variance over cases; drawing b of n cases without replacement makes C = S/b·(1 −
+        b/n).
         """
         halves = split_in_half(batch)
-        if halves is None and self.momentum is None:
+        if halves is None:
             return {}
         temperature, particles = problem.temperature(), state.particles
         step_key = jax.random.fold_in(key, state.step)
@@ -274,17 +269,9 @@ class WassersteinFlow(AbstractFlow):
         assert temperature is not None
         # Per particle and coordinate, in units of τ.
         unit = self.step_size_at(state.step) / (dimension(particles) * temperature)
-        found = {}
-        if halves is not None:
-            first, second = (
-                problem.objective_energy(half).wasserstein_gradient(particles) for half in halves
-            )
-            difference = _product(g, *(subtract(first, second),) * 2)
-            found["batch_noise"] = unit * difference * (1 - sampled_share) / 8
-        if self.momentum is not None:
-            heat = unit * self.momentum / (1 - self.momentum) * _product(g, gradient, gradient)
-            found["momentum_heat"] = (jnp.sqrt(1 + 4 * heat) - 1) / 2
-        return found
+        first, second = (problem.objective_energy(half).wasserstein_gradient(particles) for half in halves)
+        difference = _square(g, subtract(first, second))
+        return {"batch_noise": unit * difference * (1 - sampled_share) / 8}
 
     def _diagonal_after(self, state: ParticleState, gradient: Particles) -> Parameters | None:
         """g of the step that comes next."""
@@ -299,20 +286,18 @@ def _pairs_key(step_key: Key[Array, ""]) -> Key[Array, ""]:
     return jax.random.fold_in(step_key, 1)
 
 
-def _product(diagonal: Parameters | None, x: Particles, y: Particles) -> Float[Array, ""]:
-    """Σᵢ ⟨xᵢ, g yᵢ⟩."""
-    weighted = y if diagonal is None else jax.tree.map(jnp.multiply, _like(diagonal, y), y)
+def _square(diagonal: Parameters | None, x: Particles) -> Float[Array, ""]:
+    """Σᵢ ⟨xᵢ, g xᵢ⟩."""
+    weighted = x if diagonal is None else jax.tree.map(jnp.multiply, _like(diagonal, x), x)
     return total(jax.tree.map(jnp.multiply, x, weighted))
 
 
 def _running_mean(
-    decay: Float[Array, ""], mean: Particles | None, gradient: Particles, step: Int[Array, ""]
+    decay: Float[Array, ""], mean: Particles | None, move: Particles, step: Int[Array, ""]
 ) -> tuple[Particles, Particles]:
-    """m ← βm + (1 − β)·gradient, and m/(1 − βᵗ), which does not remember that it started at zero."""
+    """m ← βm + (1 − β)·move, and m/(1 − βᵗ), which does not remember that it started at zero."""
     started_at_zero = 1 - decay ** (step + 1).astype(decay.dtype)
-    mean = jax.tree.map(
-        lambda m, g: decay.astype(g.dtype) * m + (1 - decay).astype(g.dtype) * g, mean, gradient
-    )
+    mean = jax.tree.map(lambda m, u: decay.astype(u.dtype) * m + (1 - decay).astype(u.dtype) * u, mean, move)
     return mean, jax.tree.map(lambda m: m / started_at_zero.astype(m.dtype), mean)
 
 

@@ -31,8 +31,6 @@ from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.measures import AbstractMeasure
 from measureflow.statement.problem import Problem
 
-# From this share of τ on, the heat of momentum is worth a warning.
-_MUCH_HEAT = 0.1
 # How the names of draws begin among the columns of a checkpoint.
 _DRAWS = "draws "
 
@@ -189,7 +187,6 @@ class SolveRun(AbstractRun):
         signal = drive(self, self.end, first=self.first, progress=bar, callbacks=callbacks)
         if signal is not None:
             raise self._interrupted(signal)
-        _warn_of_heat(self.log)
         return self._solution()
 
     def advance(self, budget: int, end: int) -> None:
@@ -346,16 +343,4 @@ def _warn_of_loneliness(problem: Problem, measure: AbstractMeasure) -> None:
             "one particle does not repel itself (∇₁κ(θ, θ) = 0): of MMD² only the pull of the reference, "
             "its kernel mean embedding, acts; use several particles for repulsion.",
             stacklevel=3,
-        )
-
-
-def _warn_of_heat(log: Log) -> None:
-    """Of the second half, since on the way to q* the drift says nothing of the curvature there."""
-    heats = [float(row["momentum_heat"]) for row in log.rows[len(log.rows) // 2 :] if "momentum_heat" in row]
-    if heats and np.median(heats) > _MUCH_HEAT:
-        warnings.warn(
-            f"momentum heats the chain: the particles' law is that of a temperature about "
-            f"{np.median(heats):.0%} above τ, not q*; leave momentum out to draw from q*, or take smaller "
-            "steps.",
-            stacklevel=4,
         )
