@@ -90,19 +90,17 @@ SCORES = {
 
 def run(case, mesh=None):
     problem, flow, batch_size = case
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="momentum heats")
-        return mf.solve(
-            problem,
-            flow,
-            START,
-            12,
-            jax.random.key(3),
-            data=DATA,
-            batch_size=batch_size,
-            mesh=mesh,
-            collect=mf.Draws(after=3, every=3),
-        )
+    return mf.solve(
+        problem,
+        flow,
+        START,
+        12,
+        jax.random.key(3),
+        data=DATA,
+        batch_size=batch_size,
+        mesh=mesh,
+        collect=mf.Draws(after=3, every=3),
+    )
 
 
 def differences(case, mesh):

@@ -45,7 +45,6 @@ problem = mf.deep_repulsive_langevin_ensemble(loss, prior, kernel, mmd=size / 1e
 
 solution = mf.solve(
     problem,
-    # No momentum: beside noise it heats the chain, and the particles would not sample q*.
     mf.WassersteinFlow(1e-3, mf.RMSPreconditioner(adapt_steps=options.steps // 2)),
     prior.sample(jax.random.key(0), particles),
     options.steps,

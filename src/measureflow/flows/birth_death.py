@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from measureflow.core.pytrees import as_matrix
 from measureflow.core.validation import positive_number
 from measureflow.flows.flow import AbstractFlow, particle_leaves, rearranged
-from measureflow.spaces.measures import Empirical
+from measureflow.spaces.empirical import Empirical
 from measureflow.statement.problem import Problem
 
 

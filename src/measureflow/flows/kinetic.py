@@ -28,7 +28,7 @@ from measureflow.flows.scalings import AbstractScaling, Identity
 from measureflow.flows.schedules import Tabulated
 from measureflow.numerics.interactions import AbstractInteractions, ExactInteractions
 from measureflow.numerics.ring import RingInteractions
-from measureflow.spaces.measures import Empirical
+from measureflow.spaces.empirical import Empirical
 from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.problem import Problem
 

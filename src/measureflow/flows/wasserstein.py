@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from measureflow.core.pytrees import (
     Particles,
+    add,
     dimension,
     split_in_half,
     strong,
@@ -68,7 +69,7 @@ class ParticleState(eqx.Module):
     memory
         What the preconditioner or the optimiser remembers.
     drift
-        The running mean of momentum.
+        The running mean of the moves, where there is momentum.
     """
 
     particles: Particles
@@ -109,11 +110,11 @@ class WassersteinFlow(AbstractFlow):
     optimiser
         Where τ = 0, any Optax optimiser may take the steps instead, for each particle on its own.
     momentum
-        β, an optimiser's device: the running mean m ← βm + (1 − β)·drift, divided by 1 − βᵗ, takes the
-        drift's place, and noise of batches is averaged out of it. The noise Z stays as it is, so that
-        momentum heats the chain: for V = aθ²/2 its variance is about 1 + ηa(β/(1 − β) + ½) times the right
-        one. History records the first part of that as `momentum_heat`; to draw from q*, leave momentum out.
-        With momentum, noise is that of Euler–Maruyama.
+        β: the running mean m ← βm + (1 − β)u of the moves, divided by 1 − βᵗ, takes the move's place.
+        Drift and noise go through the same mean, which is kinetic Langevin dynamics with steps of length
+        √((1 − β)η): for V = aθ²/2 the variance is τ/(a(1 − ηa(1 − β)/(2(1 + β)))), nearer to τ/a than
+        without. (Were the drift alone averaged, as an optimiser does it, the chain would be heated.)
+        Noise is that of Euler–Maruyama then.
     interactions
         How the sum over j is made: exactly by default, or by `RandomBatches` or `RandomFeatures`, which are
         unbiased.
@@ -236,28 +237,30 @@ class WassersteinFlow(AbstractFlow):
             proposal = self._proposal(problem, state, batch, scaling, step_key)
             moves = accepted(proposal.acceptance, step_key)
             return ParticleState(where(moves, proposal.particles, state.particles), state.step + 1, memory)
-        mean = None
-        if self.momentum is not None:
-            mean, gradient = _running_mean(self.momentum, state.drift, gradient, state.step)
-        particles = self._moved(state, gradient, energy.temperature, scaling, key)
-        return ParticleState(particles, state.step + 1, memory, mean)
+        if self.momentum is None:
+            particles = self._moved(state, state.particles, gradient, energy.temperature, scaling, key)
+            return ParticleState(particles, state.step + 1, memory)
+        origin = jax.tree.map(jnp.zeros_like, state.particles)
+        move = self._moved(state, origin, gradient, energy.temperature, scaling, key)
+        drift, mean = _running_mean(self.momentum, state.drift, move, state.step)
+        return ParticleState(add(state.particles, mean), state.step + 1, memory, drift)
 
     def _moved(
         self,
         state: ParticleState,
+        start: Particles,
         gradient: Particles,
         temperature: Float[Array, ""] | None,
         scaling: AbstractScaling | None,
         key: Key[Array, ""],
     ) -> Particles:
+        """Where the step of this state leads from `start`."""
         step_size = self.step_size_at(state.step)
         plain = isinstance(self.integrator, EulerMaruyama) or self.momentum is not None
         if temperature is None or plain:
             step_key = jax.random.fold_in(key, state.step)
-            return euler_maruyama(state.particles, gradient, step_size, temperature, scaling, step_key)
-        return leimkuhler_matthews(
-            state.particles, gradient, step_size, temperature, scaling, key, state.step
-        )
+            return euler_maruyama(start, gradient, step_size, temperature, scaling, step_key)
+        return leimkuhler_matthews(start, gradient, step_size, temperature, scaling, key, state.step)
 
     def _proposal(
         self,
@@ -311,15 +314,15 @@ class WassersteinFlow(AbstractFlow):
         key: Key[Array, ""],
         sampled_share: float,
     ) -> dict[str, Float[Array, ""]]:
-        """Energies and forces as `observed` has them; and relative to τ, by how much batches and momentum
-        heat the chain, where that is defined."""
+        """Energies and forces as `observed` has them; and relative to τ, by how much batches heat the chain,
+        where that is defined."""
         step_key = jax.random.fold_in(key, state.step)
         found = observed(problem, state.particles, batch, self.interactions, pairs_key(step_key))
         if self.metropolis:
             found["acceptance"] = self._acceptance(problem, state, batch, key)
         if self.step_size is None or problem.temperature() is None:
             return found
-        return found | self._heat(problem, state, batch, key, sampled_share)
+        return found | self._batch_noise(problem, state, batch, key, sampled_share)
 
     def _acceptance(
         self, problem: Problem, state: ParticleState, batch: PyTree, key: Key[Array, ""]
@@ -330,7 +333,7 @@ class WassersteinFlow(AbstractFlow):
         _, scaling = self._scaling_after(state, gradient)
         return jnp.mean(self._proposal(problem, state, batch, scaling, step_key).acceptance)
 
-    def _heat(
+    def _batch_noise(
         self,
         problem: Problem,
         state: ParticleState,
@@ -338,17 +341,14 @@ class WassersteinFlow(AbstractFlow):
         key: Key[Array, ""],
         sampled_share: float,
     ) -> dict[str, Float[Array, ""]]:
-        """`batch_noise` η·tr(gC)/(2Jτ), C the covariance of the batch gradient: the share by which batches
-        heat each particle's law. All particles see the same batch, so most of it moves the ensemble as a
-        whole and shows less in its spread. Two halves of a batch have mean gradients whose difference d has E
-        dᵢ² = 4S/b, with S the variance over cases; drawing b of n cases without replacement makes C = S/b·(1
-        − b/n).
-
-        `momentum_heat` h with h(1 + h) = η·β/(1 − β)·tr(gE[ff])/(Jτ), f the drift: E[ff]/τ is the curvature
-        times 1 + h.
+        """η·tr(gC)/(2Jτ), C the covariance of the batch gradient: the share by which batches heat each
+        particle's law. All particles see the same batch, so most of it moves the ensemble as a whole and
+        shows less in its spread. Two halves of a batch have mean gradients whose difference d has E dᵢ² =
+        4S/b, with S the variance over cases; drawing b of n cases without replacement makes C = S/b·(1 −
+        b/n).
         """
         halves = split_in_half(batch)
-        if halves is None and self.momentum is None:
+        if halves is None:
             return {}
         temperature, particles = problem.temperature(), state.particles
         step_key = jax.random.fold_in(key, state.step)
@@ -357,17 +357,9 @@ class WassersteinFlow(AbstractFlow):
         assert temperature is not None
         # Per particle and coordinate, in units of τ.
         unit = self.step_size_at(state.step) / (dimension(particles) * temperature)
-        found = {}
-        if halves is not None:
-            first, second = (
-                problem.objective_energy(half).wasserstein_gradient(particles) for half in halves
-            )
-            difference = _product(g, *(subtract(first, second),) * 2)
-            found["batch_noise"] = unit * difference * (1 - sampled_share) / 8
-        if self.momentum is not None:
-            heat = unit * self.momentum / (1 - self.momentum) * _product(g, gradient, gradient)
-            found["momentum_heat"] = (jnp.sqrt(1 + 4 * heat) - 1) / 2
-        return found
+        first, second = (problem.objective_energy(half).wasserstein_gradient(particles) for half in halves)
+        difference = _square(g, subtract(first, second))
+        return {"batch_noise": unit * difference * (1 - sampled_share) / 8}
 
     def _scaling_after(
         self, state: ParticleState, gradient: Particles
@@ -379,17 +371,15 @@ class WassersteinFlow(AbstractFlow):
         return memory, self.preconditioner.scaling(memory, state.step)
 
 
-def _product(scaling: AbstractScaling, x: Particles, y: Particles) -> Float[Array, ""]:
-    """Σᵢ ⟨xᵢ, g yᵢ⟩."""
-    return total(jax.tree.map(jnp.multiply, x, scaling.times(y)))
+def _square(scaling: AbstractScaling, x: Particles) -> Float[Array, ""]:
+    """Σᵢ ⟨xᵢ, g xᵢ⟩."""
+    return total(jax.tree.map(jnp.multiply, x, scaling.times(x)))
 
 
 def _running_mean(
-    decay: Float[Array, ""], mean: Particles | None, gradient: Particles, step: Int[Array, ""]
+    decay: Float[Array, ""], mean: Particles | None, move: Particles, step: Int[Array, ""]
 ) -> tuple[Particles, Particles]:
-    """m ← βm + (1 − β)·gradient, and m/(1 − βᵗ), which does not remember that it started at zero."""
+    """m ← βm + (1 − β)·move, and m/(1 − βᵗ), which does not remember that it started at zero."""
     started_at_zero = 1 - decay ** (step + 1).astype(decay.dtype)
-    mean = jax.tree.map(
-        lambda m, g: decay.astype(g.dtype) * m + (1 - decay).astype(g.dtype) * g, mean, gradient
-    )
+    mean = jax.tree.map(lambda m, u: decay.astype(u.dtype) * m + (1 - decay).astype(u.dtype) * u, mean, move)
     return mean, jax.tree.map(lambda m: m / started_at_zero.astype(m.dtype), mean)

@@ -19,7 +19,8 @@ from measureflow.runs.sampled import Sample, SamplingWarning
 from measureflow.runs.targets import Ensemble, Target, Tuning
 from measureflow.runs.tempering import temper
 from measureflow.runs.unadjusted import unadjusted
-from measureflow.spaces.measures import AbstractMeasure, Empirical
+from measureflow.spaces.empirical import Empirical
+from measureflow.spaces.measures import AbstractMeasure
 from measureflow.statement.certificate import NotStationaryWarning
 from measureflow.statement.problem import Problem
 

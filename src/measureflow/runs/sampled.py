@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from measureflow.runs.history import History
-from measureflow.spaces.measures import Empirical
+from measureflow.spaces.empirical import Empirical
 from measureflow.statement.certificate import Certificate
 
 

@@ -33,8 +33,6 @@ from measureflow.spaces.measures import AbstractMeasure
 from measureflow.statement.certificate import FEW, NotStationaryWarning
 from measureflow.statement.problem import Problem
 
-# From this share of τ on, the heat of momentum is worth a warning.
-_MUCH_HEAT = 0.1
 # How the names of draws begin among the columns of a checkpoint.
 _DRAWS = "draws "
 
@@ -199,7 +197,6 @@ class SolveRun(AbstractRun):
         signal = drive(self, self.end, first=self.first, progress=bar, callbacks=callbacks)
         if signal is not None:
             raise self._interrupted(signal)
-        _warn_of_heat(self.log)
         return self._solution()
 
     def advance(self, budget: int, end: int) -> None:
@@ -370,15 +367,3 @@ def _warn_of_what_is_not_stationary(
     certificate = problem.certify(jax.device_get(measure.particles), batches.data)
     if not certificate:
         warnings.warn(str(certificate), NotStationaryWarning, stacklevel=3)
-
-
-def _warn_of_heat(log: Log) -> None:
-    """Of the second half, since on the way to q* the drift says nothing of the curvature there."""
-    heats = [float(row["momentum_heat"]) for row in log.rows[len(log.rows) // 2 :] if "momentum_heat" in row]
-    if heats and np.median(heats) > _MUCH_HEAT:
-        warnings.warn(
-            f"momentum heats the chain: the particles' law is that of a temperature about "
-            f"{np.median(heats):.0%} above τ, not q*; leave momentum out to draw from q*, or take smaller "
-            "steps.",
-            stacklevel=4,
-        )

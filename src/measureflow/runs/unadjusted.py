@@ -15,7 +15,7 @@ from measureflow.runs.draws import Draws
 from measureflow.runs.mixing import effective_draws, nested_r_hat
 from measureflow.runs.sampled import Sample, SamplingWarning
 from measureflow.runs.solve import solve
-from measureflow.spaces.measures import Empirical
+from measureflow.spaces.empirical import Empirical
 from measureflow.statement.certificate import NotStationaryWarning
 from measureflow.statement.problem import Problem
 
