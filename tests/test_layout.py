@@ -51,6 +51,7 @@ ROOMS = (
     "statement",
     "flows",
     "runs",
+    "sampling",
     "networks",
     "prediction",
     "tables",

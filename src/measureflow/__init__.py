@@ -38,8 +38,6 @@ from measureflow.runs.checkpoint import Checkpoint
 from measureflow.runs.draws import Draws
 from measureflow.runs.history import History
 from measureflow.runs.loop import run
-from measureflow.runs.sample import sample
-from measureflow.runs.sampled import Sample, SamplingWarning
 from measureflow.runs.solution import (
     DataExhaustedError,
     DivergenceError,
@@ -49,6 +47,8 @@ from measureflow.runs.solution import (
     Solution,
 )
 from measureflow.runs.solve import solve
+from measureflow.sampling.result import Sample, SamplingWarning
+from measureflow.sampling.sample import sample
 from measureflow.saving.container import FileFormatError
 from measureflow.saving.documents import load, save
 from measureflow.saving.registry import saved_later

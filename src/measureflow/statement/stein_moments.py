@@ -207,9 +207,11 @@ def whole_mean(pulls: np.ndarray) -> float:
     Σ λₖ χ²₁ (Satterthwaite), λ the eigenvalues of their covariance, whose squares are summed without bias."""
     n = len(pulls)
     centred = pulls - pulls.mean(axis=0)
-    gram = centred @ centred.T
-    trace = np.trace(gram) / (n - 1)
-    off = (gram**2).sum() - (np.diag(gram) ** 2).sum()
+    sizes = (centred**2).sum(axis=1)
+    trace = sizes.sum() / (n - 1)
+    # Σᵢₖ ⟨xᵢ, xₖ⟩² is the same for rows and for columns: take the smaller product.
+    products = centred @ centred.T if n < pulls.shape[1] else centred.T @ centred
+    off = (products**2).sum() - (sizes**2).sum()
     squares = max(off / (n * (n - 1)), trace**2 / min(pulls.shape[1] * 50, 1e6), 1e-300)
     freedom = min(trace**2 / squares, pulls.shape[1])
     ratio = n * (pulls.mean(axis=0) ** 2).sum() / trace

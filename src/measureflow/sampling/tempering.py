@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from measureflow.runs.phases import Report, adapt, looked_at
-from measureflow.runs.targets import Reference, Target, Tuning
+from measureflow.sampling.phases import Report, adapt, looked_at
+from measureflow.sampling.trajectories import Reference, Target, Tuning
 
 # Islands resample on their own, so that their disagreement is the error of the masses.
 ISLANDS = 8

@@ -1,4 +1,4 @@
-"""A posterior as `sample` sees it: U = V/τ and its gradient at rows, perhaps tempered towards a Gaussian."""
+"""A posterior as `sample` sees it, U = V/τ at rows, perhaps tempered; and Hamiltonian trajectories in it."""
 
 from typing import NamedTuple
 
@@ -13,10 +13,7 @@ from measureflow.flows.metropolis import acceptance
 from measureflow.statement.problem import Problem
 
 _EXACT = jax.lax.Precision.HIGHEST
-# A trajectory that gains so much energy has left the region where the step size is stable.
-_DIVERGED = 50.0
-# So many trajectories take steps of a quarter of the common size.
-_SMALL = 0.2
+_LEAST_LEAPS, _MOST_LEAPS = 3, 1024
 
 
 class Reference(eqx.Module):
@@ -83,20 +80,22 @@ class Ensemble(NamedTuple):
 
 
 class Tuning(NamedTuple):
-    """What trajectories are made with: a covariance, the logarithm of the step size and the length."""
+    """What trajectories are made with: a covariance, the logarithm of the step size, the length, and how many
+    times the step size may be cut to a quarter."""
 
     covariance: Covariance
     log_step_size: Float[Array, ""]
     length: Float[Array, ""]
+    depth: Int[Array, ""]
 
 
 class Outcome(NamedTuple):
-    """Of one trajectory of every particle: acceptance, who moved, and who diverged in spite of a small step
-    (as a share of those with small steps, on average)."""
+    """Of one trajectory of every particle: with which probability it is accepted, who moved, and how many
+    leapfrog steps it took."""
 
     acceptance: Float[Array, " n"]
     moved: Bool[Array, " n"]
-    diverged: Float[Array, " n"]
+    leaps: Int[Array, ""]
 
 
 def ensemble(target: Target, rows: Float[Array, "n J"]) -> Ensemble:
@@ -105,21 +104,21 @@ def ensemble(target: Target, rows: Float[Array, "n J"]) -> Ensemble:
 
 
 def trajectory(
-    target: Target, state: Ensemble, tuning: Tuning, leaps: Int[Array, ""], key: Key[Array, ""]
+    target: Target, state: Ensemble, tuning: Tuning, level: Int[Array, ""], key: Key[Array, ""]
 ) -> tuple[Ensemble, Outcome]:
-    """Hamiltonian Monte Carlo of every particle, with the ensemble's covariance as inverse mass: `leaps`
-    leapfrog steps, accepted with probability min(1, e^{−ΔH}).
+    """Hamiltonian Monte Carlo of every particle, with the ensemble's covariance as inverse mass: leapfrog
+    steps of size ε/4ˡ, accepted with probability min(1, e^{−ΔH}).
 
-    Step sizes differ between particles and trajectories: now and then a much smaller one, for places that the
-    common one cannot enter.
+    Sizes and lengths are jittered: trajectories of one length may go in circles. At level l the same length
+    takes 4ˡ times as many steps: for places that the common steps cannot enter.
     """
-    scaling = tuning.covariance.scaling()
-    velocity_key, size_key, small_key, accept_key = jax.random.split(key, 4)
-    n = state.rows.shape[0]
-    velocity = jax.random.normal(velocity_key, state.rows.shape, state.rows.dtype)
-    jitter = jax.random.uniform(size_key, (n, 1), state.rows.dtype, 0.7, 1.1)
-    small = jax.random.bernoulli(small_key, _SMALL, (n, 1))
-    size = jnp.exp(tuning.log_step_size).astype(state.rows.dtype) * jitter * jnp.where(small, 0.25, 1.0)
+    velocity_key, size_key, length_key, accept_key = jax.random.split(key, 4)
+    scaling, n, dtype = tuning.covariance.scaling(), state.rows.shape[0], state.rows.dtype
+    common = jnp.exp(tuning.log_step_size).astype(dtype) * 0.25 ** level.astype(dtype)
+    length = tuning.length * jax.random.uniform(length_key, (), dtype, 0.4, 1.6)
+    leaps = jnp.clip(jnp.ceil(length / common), _LEAST_LEAPS, _MOST_LEAPS).astype(jnp.int32)
+    size = common * jax.random.uniform(size_key, (n, 1), dtype, 0.8, 1.2)
+    velocity = jax.random.normal(velocity_key, state.rows.shape, dtype)
 
     def leap(_: Int[Array, ""], carry: tuple) -> tuple:
         at, velocity = carry
@@ -138,5 +137,4 @@ def trajectory(
         jnp.where(moved, after.values, state.values),
         jnp.where(moved[:, None], after.gradients, state.gradients),
     )
-    diverged = small[:, 0] & (~finite | (gained > _DIVERGED))
-    return chosen, Outcome(probability, moved, diverged.astype(probability.dtype) / _SMALL)
+    return chosen, Outcome(probability, moved, leaps)

@@ -1,6 +1,5 @@
 """`sample` where no density can be accepted by: interactions, nonlinear functionals, batches."""
 
-import warnings
 from typing import Any
 
 import jax
@@ -12,11 +11,11 @@ from measureflow.core.pytrees import Particles, like_rows
 from measureflow.flows.ensembles import EnsemblePreconditioner
 from measureflow.flows.wasserstein import WassersteinFlow
 from measureflow.runs.draws import Draws
-from measureflow.runs.mixing import effective_draws, nested_r_hat
-from measureflow.runs.sampled import Sample, SamplingWarning
 from measureflow.runs.solve import solve
+from measureflow.sampling.judging import warn
+from measureflow.sampling.mixing import effective_draws, nested_r_hat
+from measureflow.sampling.result import Sample
 from measureflow.spaces.empirical import Empirical
-from measureflow.statement.certificate import NotStationaryWarning
 from measureflow.statement.problem import Problem
 
 _ADAPT, _STEPS, _STEP_SIZE = 600, 1_600, 0.05
@@ -69,14 +68,11 @@ def unadjusted(
         gradients=_ADAPT + draws * every,
         history=solution.history,
         acceptance=float("nan"),
-        divergences=0.0,
+        stiff=0.0,
         replaced=0,
         levels=0,
         exact=False,
         problems=tuple(problems),
     )
-    if not certificate:
-        warnings.warn(str(certificate), NotStationaryWarning, stacklevel=3)
-    for text in result.problems:
-        warnings.warn(text, SamplingWarning, stacklevel=3)
+    warn(result, stacklevel=4)
     return result

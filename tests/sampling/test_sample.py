@@ -9,7 +9,7 @@ import pytest
 from verification.laws import PRIOR, drle, exact
 
 import measureflow as mf
-from measureflow.runs.mixing import effective_draws, nested_r_hat
+from measureflow.sampling.mixing import effective_draws, nested_r_hat
 
 KEY = jax.random.key(0)
 NUMBER = 6
@@ -48,7 +48,7 @@ def test_an_ill_conditioned_posterior_needs_no_tuning(result):
     assert np.all(np.abs(z.mean(axis=0)) < 4 * error)
     assert np.all(np.abs(z.var(axis=0) - 1) < 4 * np.sqrt(2) * error)
     assert result.r_hat["x"].shape == (NUMBER,)
-    assert np.all(result.r_hat["x"] < 1.03)
+    assert np.all(result.r_hat["x"] <= 1.01)
     assert 100 < result.gradients < 5_000
     assert result.measure.particles["x"].shape == (4_000, NUMBER)
     assert "trusted" in repr(result)

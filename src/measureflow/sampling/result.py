@@ -10,6 +10,9 @@ from measureflow.runs.history import History
 from measureflow.spaces.empirical import Empirical
 from measureflow.statement.certificate import Certificate
 
+#: Above this nested R̂, particles have not forgotten their start.
+R_HAT = 1.01
+
 
 class SamplingWarning(UserWarning):
     """Draws that are not to be trusted, and what to do."""
@@ -21,7 +24,8 @@ class Sample:
 
     `draws` is the pytree of θ with leading axes (particle, draw), `measure` all of them as one `Empirical`.
     `r_hat` and `effective_draws` are shaped like θ. `gradients` counts those of each particle, one after the
-    other; `levels` those of tempering, if there were any; `replaced` the hopeless particles. `exact` says
+    other; `levels` those of tempering, if there were any; `replaced` the hopeless particles; `stiff` the share
+    of trajectories that were rejected however small their steps. `exact` says
     whether steps were accepted or rejected, so that no step size bends the law. `problems` says why the
     numbers are not to be trusted, if anything does; the truth value is that there is nothing.
     """
@@ -34,7 +38,7 @@ class Sample:
     gradients: int
     history: History
     acceptance: float
-    divergences: float
+    stiff: float
     replaced: int
     levels: int
     exact: bool

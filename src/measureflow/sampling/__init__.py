@@ -1,0 +1,1 @@
+"""Draws of a posterior in one call, with nothing to tune."""
