@@ -1,13 +1,12 @@
 """Shapes and types are checked at run time, and nothing is promoted silently."""
 
 import os
-import signal
 
-# Tests press Ctrl-C; shells start what runs in the background with that ignored, and children inherit it.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests run side by side: one thread each, instead of all of them on all cores.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+
+import signal
 
 import jax
 import jaxtyping
@@ -16,6 +15,9 @@ from jaxtyping import install_import_hook
 
 with install_import_hook("measureflow", "beartype.beartype"):
     import measureflow  # noqa: F401
+
+# Tests press Ctrl-C; shells start what runs in the background with that ignored, and children inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
