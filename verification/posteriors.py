@@ -193,13 +193,51 @@ _YNET = np.sin(2 * _XNET[:, 0]) + 0.2 * RNG.normal(size=60)
 
 
 def network() -> None:
-    """One hidden layer of 50: 151 weights. Its weights have symmetries: predictions are compared."""
-    first = numpyro.sample("first", dist.Normal(0, 1).expand([1, 50]))
-    bias = numpyro.sample("bias", dist.Normal(0, 1).expand([50]))
-    second = numpyro.sample("second", dist.Normal(0, 1).expand([50]))
+    """One hidden layer of 166: 498 weights. They have symmetries: predictions are compared."""
+    first = numpyro.sample("first", dist.Normal(0, 1).expand([1, 166]))
+    bias = numpyro.sample("bias", dist.Normal(0, 1).expand([166]))
+    second = numpyro.sample("second", dist.Normal(0, 1).expand([166]))
     sigma = numpyro.sample("sigma", dist.HalfNormal(0.5))
-    mean = numpyro.deterministic("prediction", jnp.tanh(_XNET @ first + bias) @ second / jnp.sqrt(50.0))
+    mean = numpyro.deterministic("prediction", jnp.tanh(_XNET @ first + bias) @ second / jnp.sqrt(166.0))
     numpyro.sample("y", dist.Normal(mean, sigma), obs=_YNET)
+
+
+_COUNTY = RNG.integers(0, 20, size=300)
+_RADON = 1.3 + 0.4 * RNG.normal(size=20)[_COUNTY] + 0.8 * RNG.normal(size=300)
+
+
+def radon() -> None:
+    """Levels of 20 counties, centred, with data enough for it."""
+    mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfNormal(1))
+    level = numpyro.sample("level", dist.Normal(mu, tau).expand([20]))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+    numpyro.sample("y", dist.Normal(level[_COUNTY], sigma), obs=_RADON)
+
+
+_TWO = np.where(RNG.random(120) < 0.4, -1.2, 1.6) + 0.8 * RNG.normal(size=120)
+
+
+def mixture() -> None:
+    """Two Gaussians, the lower one first."""
+    share = numpyro.sample("share", dist.Beta(2, 2))
+    low = numpyro.sample("low", dist.Normal(0, 3))
+    gap = numpyro.sample("gap", dist.HalfNormal(3))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(2).expand([2]))
+    parts = dist.Normal(jnp.stack([low, low + gap]), sigma).log_prob(jnp.asarray(_TWO)[:, None])
+    numpyro.factor("y", jnp.sum(jnp.logaddexp(jnp.log(share) + parts[:, 0], jnp.log1p(-share) + parts[:, 1])))
+
+
+_ABILITY, _ITEM = np.repeat(np.arange(40), 12), np.tile(np.arange(12), 40)
+_ANSWERS = (RNG.random(480) < 1 / (1 + np.exp(-(RNG.normal(size=40)[_ABILITY] - RNG.normal(size=12)[_ITEM])))).astype(int)
+
+
+def item_response() -> None:
+    """Abilities of 40 people, difficulty and discrimination of 12 questions."""
+    ability = numpyro.sample("ability", dist.Normal(0, 1).expand([40]))
+    difficulty = numpyro.sample("difficulty", dist.Normal(0, 1.5).expand([12]))
+    slope = numpyro.sample("slope", dist.LogNormal(0, 0.5).expand([12]))
+    logits = slope[_ITEM] * (ability[_ABILITY] - difficulty[_ITEM])
+    numpyro.sample("y", dist.Bernoulli(logits=logits), obs=_ANSWERS)
 
 
 DEVELOPED = [
@@ -214,7 +252,7 @@ DEVELOPED = [
     network,
 ]
 #: Not looked at while settings were chosen.
-ASIDE = [stochastic_volatility, hidden_markov, lotka_volterra]
+ASIDE = [stochastic_volatility, hidden_markov, lotka_volterra, radon, mixture, item_response]
 MODELS = {model.__name__: model for model in (*DEVELOPED, *ASIDE)}
 #: What is compared, where it is not every site.
 COMPARED = {"network": ["prediction", "sigma"]}

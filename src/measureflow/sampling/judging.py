@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from measureflow.runs.history import History
-from measureflow.sampling.mixing import Watched, drifting
+from measureflow.sampling.mixing import Watched, drifting, hopeless
 from measureflow.sampling.phases import DEEPEST, STIFF, Report
 from measureflow.sampling.result import R_HAT, Sample, SamplingWarning
 from measureflow.sampling.trajectories import Target
@@ -17,7 +17,7 @@ from measureflow.spaces.empirical import Empirical
 from measureflow.statement.certificate import Certificate, NotStationaryWarning
 
 # Particles that hardly ever move, at most; copies of others, at most.
-_STUCK, _COPIES = 1e-2, 0.05
+_STUCK, _COPIES = 1e-2, 0.5
 
 
 class Facts(NamedTuple):
@@ -44,7 +44,7 @@ def judged(
     effective = watched.effective()
     problems = [
         *_of_mixing(r_hat, effective, watched, facts),
-        *_of_trajectories(report, len(rows), facts),
+        *_of_trajectories(report, watched, facts),
         *_of_rounding(watched, rows, target),
         *_crossing(apart, r_hat),
     ]
@@ -97,14 +97,20 @@ def _of_mixing(r_hat: np.ndarray, effective: np.ndarray, watched: Watched, facts
     return found
 
 
-def _of_trajectories(report: Report, n: int, facts: Facts) -> list[str]:
-    found = []
-    if float(report.stiff) > STIFF:
+def _of_trajectories(report: Report, watched: Watched, facts: Facts) -> list[str]:
+    found, n = [], len(watched.draws)
+    if float(report.stiff) > 2 * STIFF:
         found.append(
             f"{float(report.stiff):.1%} of the trajectories were rejected although their steps were "
-            f"{4**DEEPEST} times smaller than the common ones: there is a region, such as the neck of a "
-            "funnel, that the particles cannot enter; use another parametrisation (non-centred, for a "
+            f"up to {4**DEEPEST} times smaller than the common ones: there is a region, such as the neck of "
+            "a funnel, that the particles cannot enter; use another parametrisation (non-centred, for a "
             "hierarchical model), or double precision."
+        )
+    lost = int(hopeless(watched.draws[:, -1, -1]).sum())
+    if lost:
+        found.append(
+            f"{lost} of {n} particles are far from all others, where there is no mass, and did not come back; "
+            "use a narrower `initial`."
         )
     stuck = float(np.mean(np.asarray(report.moved) < 0.1))
     if stuck > _STUCK:

@@ -62,6 +62,13 @@ def drifting(draws: np.ndarray) -> float:
     return float(t.max() - stats.t.isf(1e-3 / (2 * number), n - 1))
 
 
+def hopeless(values: np.ndarray) -> np.ndarray:
+    """Which U are so far above all others that no mass is there."""
+    middle = np.median(values)
+    spread = 1.4826 * np.median(np.abs(values - middle))
+    return values > middle + 10 * spread + 20
+
+
 class Watched:
     """What is asked of particles before they are trusted: their coordinates, the squares of these, since
     particles can forget where they were and not how far out, and U. In units of the draws."""

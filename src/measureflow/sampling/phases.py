@@ -21,16 +21,6 @@ DEEPEST = 3
 _HARDLY, STIFF = 0.1, 5e-3
 
 
-class Descent(NamedTuple):
-    """Particles on their way down: where they are, the best they have seen, and Adam's two moments."""
-
-    rows: Float[Array, "n J"]
-    best: Float[Array, "n J"]
-    values: Float[Array, " n"]
-    first: Float[Array, "n J"]
-    second: Float[Array, "n J"]
-
-
 class Report(NamedTuple):
     """What a call did: the median acceptance of trajectories with the common step size, leapfrog steps, the
     share of the finest trajectories that were hardly accepted, and for every particle the share of its
@@ -63,33 +53,41 @@ def looked_at(target: Target, rows: Float[Array, "n J"]) -> Ensemble:
     return ensemble(target, rows)
 
 
-def begun(rows: Float[Array, "n J"], values: Float[Array, " n"]) -> Descent:
-    """At rest."""
-    return Descent(rows, rows, values, jnp.zeros_like(rows), jnp.zeros_like(rows))
-
-
 @eqx.filter_jit
 def descend(
-    target: Target, state: Descent, scale: Float[Array, " J"], rate: Float[Array, ""], steps: Int[Array, ""]
-) -> Descent:
-    """Adam for every particle on its own, with steps of `rate` in units of `scale`."""
+    target: Target,
+    state: Ensemble,
+    scale: Float[Array, " J"],
+    rate: Float[Array, ""],
+    key: Key[Array, ""],
+    steps: Int[Array, ""],
+) -> Ensemble:
+    """Langevin steps of every particle on its own: Adam's direction, at most about `rate` in units of `scale`,
+    with the noise that belongs to it. Without noise particles would end in the neck of a funnel, where
+    densities are highest and hardly any mass is."""
 
-    def step(count: Int[Array, ""], state: Descent) -> Descent:
-        values, gradients = target.values_and_gradients(state.rows)
-        good = jnp.isfinite(values) & jnp.all(jnp.isfinite(gradients), axis=1)
-        better = good & (values < state.values)
-        best = jnp.where(better[:, None], state.rows, state.best)
-        values = jnp.where(better, values, state.values)
-        slopes = jnp.where(good[:, None], gradients * scale[None], 0.0)
-        first = 0.9 * state.first + 0.1 * slopes
-        second = 0.99 * state.second + 0.01 * jnp.square(slopes)
+    def step(count: Int[Array, ""], carry: tuple) -> tuple:
+        state, first, second = carry
+        good = jnp.isfinite(state.values) & jnp.all(jnp.isfinite(state.gradients), axis=1)
+        slopes = jnp.where(good[:, None], state.gradients * scale[None], 0.0)
+        first = 0.9 * first + 0.1 * slopes
+        second = 0.99 * second + 0.01 * jnp.square(slopes)
         t = (count + 1).astype(slopes.dtype)
-        direction = (first / (1 - 0.9**t)) / (jnp.sqrt(second / (1 - 0.99**t)) + 1e-20)
-        rows = jnp.where(good[:, None], state.rows - rate * scale[None] * direction, best)
-        return Descent(rows, best, values, first, second)
+        size = jnp.sqrt(second / (1 - 0.99**t)) + 1e-6
+        noise = jax.random.normal(jax.random.fold_in(key, count), slopes.shape, slopes.dtype)
+        kick = jnp.minimum(jnp.sqrt(2 * rate / size), 1.0) * noise
+        rows = state.rows + scale[None] * (kick - rate * first / (1 - 0.9**t) / size)
+        moved = ensemble(target, rows)
+        fine = jnp.isfinite(moved.values) & jnp.all(jnp.isfinite(moved.gradients), axis=1)
+        kept = Ensemble(
+            jnp.where(fine[:, None], moved.rows, state.rows),
+            jnp.where(fine, moved.values, state.values),
+            jnp.where(fine[:, None], moved.gradients, state.gradients),
+        )
+        return kept, first, second
 
-    fresh = begun(state.best, state.values)
-    return jax.lax.fori_loop(0, steps, step, fresh)
+    nothing = jnp.zeros_like(state.rows)
+    return jax.lax.fori_loop(0, steps, step, (state, nothing, nothing))[0]
 
 
 def _stiff(outcome: Outcome) -> Float[Array, ""]:

@@ -12,8 +12,8 @@ from measureflow.core.pytrees import Particles, as_matrix, particle_count
 from measureflow.core.validation import positive_number, require_count, require_particles, typed_key
 from measureflow.flows.ensembles import ensemble_covariance
 from measureflow.sampling.judging import Facts, judged
-from measureflow.sampling.mixing import Watched, drifting
-from measureflow.sampling.phases import Report, adapt, begun, deepened, descend, draw, looked_at
+from measureflow.sampling.mixing import Watched, drifting, hopeless
+from measureflow.sampling.phases import Report, adapt, deepened, descend, draw, looked_at
 from measureflow.sampling.result import R_HAT, Sample
 from measureflow.sampling.tempering import temper
 from measureflow.sampling.trajectories import Ensemble, Target, Tuning
@@ -23,7 +23,7 @@ from measureflow.spaces.measures import AbstractMeasure
 from measureflow.statement.certificate import Certificate
 from measureflow.statement.problem import Problem
 
-_DESCENT_ROUNDS, _DESCENT_STEPS = 24, 50
+_DESCENT_ROUNDS, _DESCENT_STEPS = 40, 50
 _BLOCK, _LEAST_BLOCKS, _MOST_BLOCKS = 20, 3, 12
 _DOUBLINGS, _RETUNED = 5, 8
 _LENGTH = 1.6
@@ -165,23 +165,23 @@ class _Run:
     # ---- Into the typical set. ----
 
     def _descended(self) -> Ensemble:
-        rows = self._finite(self.start)
+        """Steps that become smaller wherever potentials fall no more, until that does not help."""
+        state = looked_at(self.target, self._finite(self.start))
+        rows = state.rows
         scale = jnp.maximum(_spread(rows), 1e-3 * (1 + jnp.max(jnp.abs(rows), axis=0)))
-        state, rate, small = begun(rows, looked_at(self.target, rows).values), 0.1, 0
-        steps = jnp.asarray(_DESCENT_STEPS, jnp.int32)
+        rate, small, steps = 0.1, 0, jnp.asarray(_DESCENT_STEPS, jnp.int32)
         for _ in range(_DESCENT_ROUNDS):
             before = float(jnp.median(state.values))
-            state = descend(self.target, state, scale, jnp.asarray(rate, rows.dtype), steps)
+            size = jnp.asarray(rate, rows.dtype)
+            state = descend(self.target, state, scale, size, self.next_key(), steps)
             after = float(jnp.median(state.values))
             self._record("descent", _DESCENT_STEPS, potential=after)
             # The typical set is J/2 above the minimum: what is less than that is no matter.
-            if before - after > max(1.0, 0.05 * rows.shape[1]):
-                rate, small = min(rate * 1.5, 3.0), 0
-                continue
-            rate, small = rate * 0.3, small + 1
+            fallen = before - after > max(1.0, 0.1 * rows.shape[1])
+            rate, small = (rate, 0) if fallen else (0.3 * rate, small + 1)
             if small == 3:
                 break
-        return looked_at(self.target, self._rescued(state.best, state.values))
+        return looked_at(self.target, self._rescued(state))
 
     def _finite(self, rows: Array) -> Array:
         found = looked_at(self.target, rows)
@@ -193,13 +193,9 @@ class _Run:
             )
         return self._replaced(rows, good)
 
-    def _rescued(self, rows: Array, values: Array) -> Array:
+    def _rescued(self, state: Ensemble) -> Array:
         """Without hopeless particles: stuck far above all others, where no mass is."""
-        values = np.asarray(values, np.float64)
-        middle = np.median(values)
-        spread = 1.4826 * np.median(np.abs(values - middle))
-        good = values <= middle + 10 * spread + rows.shape[1] + 50
-        return self._replaced(rows, good)
+        return self._replaced(state.rows, ~hopeless(np.asarray(state.values, np.float64)))
 
     def _replaced(self, rows: Array, good: np.ndarray) -> Array:
         lost = np.flatnonzero(~good)
@@ -217,9 +213,8 @@ class _Run:
 
     def _adapted(self, state: Ensemble, tuning: Tuning) -> tuple[Ensemble, Tuning]:
         for block in range(_MOST_BLOCKS):
-            state, tuning = self._adapt(state, tuning, _BLOCK)
-            if block == 1:
-                state = looked_at(self.target, self._rescued(state.rows, state.values))
+            state, tuning = self._deepen(*self._adapt(state, tuning, _BLOCK))
+            state = looked_at(self.target, self._rescued(state))
             if block + 1 >= _LEAST_BLOCKS and self._certified(state):
                 break
         return state, tuning
@@ -227,10 +222,16 @@ class _Run:
     def _adapt(self, state: Ensemble, tuning: Tuning, count: int) -> tuple[Ensemble, Tuning]:
         count = jnp.asarray(count, jnp.int32)
         state, tuning, report = adapt(self.target, state, tuning, self.next_key(), count)
+        size, acceptance = float(jnp.exp(tuning.log_step_size)), float(report.acceptance)
+        potential = float(jnp.median(state.values))
+        self._record(
+            "adaptation", int(report.leaps), acceptance=acceptance, step_size=size, potential=potential
+        )
+        return state, tuning
+
+    def _deepen(self, state: Ensemble, tuning: Tuning) -> tuple[Ensemble, Tuning]:
         state, tuning, leaps = deepened(self.target, state, tuning, self.next_key())
-        size, depth = float(jnp.exp(tuning.log_step_size)), float(tuning.depth)
-        acceptance, gradients = float(report.acceptance), int(report.leaps) + int(leaps)
-        self._record("adaptation", gradients, acceptance=acceptance, step_size=size, depth=depth)
+        self._record("adaptation", int(leaps), depth=float(tuning.depth))
         return state, tuning
 
     def _certified(self, state: Ensemble) -> Certificate:
@@ -255,7 +256,7 @@ class _Run:
                 between, doublings = 2 * between, doublings + 1
                 if doublings == 2:
                     tuning = tuning._replace(length=2 * tuning.length)
-                state, tuning = self._adapt(state, tuning, _RETUNED)
+                state, tuning = self._deepen(*self._adapt(state, tuning, _RETUNED))
 
     def _round(self, state: Ensemble, tuning: Tuning, between: int) -> _Drawn:
         count = jnp.asarray(between, jnp.int32)
@@ -290,7 +291,7 @@ class _Run:
             return drawn
         self.levels, self.islands = found.levels, found.islands
         state = looked_at(self.target, self._finite(found.rows))
-        state, tuning = self._adapted(state, self._tuned(state))
+        state, tuning = self._adapted(state, tuning._replace(depth=self._tuned(state).depth))
         return self._drawn(state, tuning)[0]
 
 
