@@ -228,7 +228,9 @@ def mixture() -> None:
 
 
 _ABILITY, _ITEM = np.repeat(np.arange(40), 12), np.tile(np.arange(12), 40)
-_ANSWERS = (RNG.random(480) < 1 / (1 + np.exp(-(RNG.normal(size=40)[_ABILITY] - RNG.normal(size=12)[_ITEM])))).astype(int)
+_ANSWERS = (
+    RNG.random(480) < 1 / (1 + np.exp(-(RNG.normal(size=40)[_ABILITY] - RNG.normal(size=12)[_ITEM])))
+).astype(int)
 
 
 def item_response() -> None:

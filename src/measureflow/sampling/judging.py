@@ -38,12 +38,13 @@ def judged(
     watched: Watched,
     report: Report,
     apart: float,
+    stay: float,
     facts: Facts,
 ) -> Sample:
     """The sample of these draws (particle, draw, J), with a warning for everything that speaks against it."""
     effective = watched.effective()
     problems = [
-        *_of_mixing(r_hat, effective, watched, facts),
+        *_of_mixing(r_hat, effective, stay, watched, facts),
         *_of_trajectories(report, watched, facts),
         *_of_rounding(watched, rows, target),
         *_crossing(apart, r_hat),
@@ -75,13 +76,20 @@ def warn(result: Sample, stacklevel: int) -> None:
         warnings.warn(text, SamplingWarning, stacklevel=stacklevel)
 
 
-def _of_mixing(r_hat: np.ndarray, effective: np.ndarray, watched: Watched, facts: Facts) -> list[str]:
+def _of_mixing(
+    r_hat: np.ndarray, effective: np.ndarray, stay: float, watched: Watched, facts: Facts
+) -> list[str]:
     found, worst = [], float(r_hat.max())
     if worst > R_HAT:
         where = "islands of tempering disagree" if facts.levels else "particles remember where they began"
         found.append(
             f"nested R̂ is {worst:.3g}, above {R_HAT}: {where}, so means and the masses of modes may be "
             "those of the start; use more particles, a wider `initial`, or another parametrisation."
+        )
+    if stay > 0:
+        found.append(
+            "particles that began far out stayed there, as in a small mode: its mass is that of the start; "
+            "use a narrower `initial`, more draws, or another parametrisation."
         )
     if drifting(watched.draws) > 0:
         found.append(
@@ -109,8 +117,8 @@ def _of_trajectories(report: Report, watched: Watched, facts: Facts) -> list[str
     lost = int(hopeless(watched.draws[:, -1, -1]).sum())
     if lost:
         found.append(
-            f"{lost} of {n} particles are far from all others, where there is no mass, and did not come back; "
-            "use a narrower `initial`."
+            f"{lost} of {n} particles are far from all others, where there is no mass, and did not come "
+            "back; use a narrower `initial`."
         )
     stuck = float(np.mean(np.asarray(report.moved) < 0.1))
     if stuck > _STUCK:

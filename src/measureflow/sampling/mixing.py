@@ -62,6 +62,22 @@ def drifting(draws: np.ndarray) -> float:
     return float(t.max() - stats.t.isf(1e-3 / (2 * number), n - 1))
 
 
+def staying(start: np.ndarray, draws: np.ndarray) -> float:
+    """How many standard errors the later draws (particle, draw, J) of those that began furthest out, one in a
+    hundred to each side, are from the mean of all, at most over coordinates, less what chance makes of so
+    many once in a thousand times. R̂ does not notice a few particles that stay in a small mode."""
+    n, m, number = draws.shape
+    few = max(5, n // 100)
+    means = draws[:, m // 2 :].mean(axis=1).astype(np.float64)
+    order = np.argsort(start, axis=0, kind="stable")
+    low, high = (np.take_along_axis(means, rows, axis=0) for rows in (order[:few], order[-few:]))
+    # Of the others, or those few would make their own error.
+    rest = np.take_along_axis(means, order[few:-few], axis=0)
+    error = np.maximum(rest.std(axis=0, ddof=1), 1e-30) / np.sqrt(few)
+    t = np.maximum(*(np.abs(part.mean(axis=0) - rest.mean(axis=0)) / error for part in (low, high)))
+    return float(t.max() - stats.t.isf(1e-3 / (4 * number), few - 1))
+
+
 def hopeless(values: np.ndarray) -> np.ndarray:
     """Which U are so far above all others that no mass is there."""
     middle = np.median(values)
@@ -91,6 +107,11 @@ class Watched:
     def r_hat(self, rows: np.ndarray, values: np.ndarray, groups: np.ndarray | None = None) -> np.ndarray:
         """Nested R̂ of every coordinate for particles that began there."""
         return self.by_coordinate(nested_r_hat(self.of(rows, values), self.draws, groups), np.maximum)
+
+    def staying(self, rows: np.ndarray, values: np.ndarray) -> float:
+        """`staying` of coordinates and U, for particles that began there."""
+        kept = np.r_[0 : self.number, 2 * self.number]
+        return staying(self.of(rows, values)[:, kept], self.draws[..., kept])
 
     def effective(self) -> np.ndarray:
         """The effective number of draws of every coordinate."""

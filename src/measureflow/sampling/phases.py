@@ -62,9 +62,9 @@ def descend(
     key: Key[Array, ""],
     steps: Int[Array, ""],
 ) -> Ensemble:
-    """Langevin steps of every particle on its own: Adam's direction, at most about `rate` in units of `scale`,
-    with the noise that belongs to it. Without noise particles would end in the neck of a funnel, where
-    densities are highest and hardly any mass is."""
+    """Langevin steps of every particle on its own: Adam's direction, at most about `rate` in units of
+    `scale`, with the noise that belongs to it. Without noise particles would end in the neck of a funnel,
+    where densities are highest and hardly any mass is."""
 
     def step(count: Int[Array, ""], carry: tuple) -> tuple:
         state, first, second = carry
@@ -144,13 +144,9 @@ def deepened(
         return state, level, _stiff(outcome), leaps + outcome.leaps
 
     zero = jnp.zeros((), jnp.int32)
-    begin = (state, zero - 1, jnp.ones((), _stiff_dtype()), zero)
+    begin = (state, zero - 1, jnp.ones((), jnp.result_type(float)), zero)
     state, level, _, leaps = jax.lax.while_loop(too_coarse, finer, begin)
     return state, tuning._replace(depth=level), leaps
-
-
-def _stiff_dtype() -> jnp.dtype:
-    return jnp.result_type(float)
 
 
 @eqx.filter_jit

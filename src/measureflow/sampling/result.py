@@ -24,10 +24,10 @@ class Sample:
 
     `draws` is the pytree of θ with leading axes (particle, draw), `measure` all of them as one `Empirical`.
     `r_hat` and `effective_draws` are shaped like θ. `gradients` counts those of each particle, one after the
-    other; `levels` those of tempering, if there were any; `replaced` the hopeless particles; `stiff` the share
-    of trajectories that were rejected however small their steps. `exact` says
-    whether steps were accepted or rejected, so that no step size bends the law. `problems` says why the
-    numbers are not to be trusted, if anything does; the truth value is that there is nothing.
+    other; `levels` those of tempering, if there were any; `replaced` the hopeless particles; `stiff` the
+    share of trajectories that were rejected however small their steps. `exact` says whether steps were
+    accepted or rejected, so that no step size bends the law. `problems` says why the numbers are not to be
+    trusted, if anything does; the truth value is that there is nothing.
     """
 
     draws: Any
@@ -63,10 +63,7 @@ class Sample:
             import arviz
         except ImportError:
             raise ImportError("to_arviz needs the package arviz; pip install arviz.") from None
-        leaves = jax.tree_util.tree_leaves_with_path(self.draws)
-        names = {
-            jax.tree_util.keystr(path, simple=True, separator=".") or "theta": leaf for path, leaf in leaves
-        }
+        names = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(self.draws)}
         return arviz.from_dict(posterior=names, **keywords)
 
 

@@ -140,11 +140,14 @@ class _Run:
             state = self._descended()
             state, tuning = self._adapted(state, self._tuned(state))
             drawn, tuning = self._drawn(state, tuning)
-            if self._r_hat(drawn).max() > R_HAT and self.start.shape[1] <= _MOST_TEMPERED:
+            apart = self._r_hat(drawn).max() > R_HAT or drawn.watched.staying(*_looked_back(drawn)) > 0
+            if apart and self.start.shape[1] <= _MOST_TEMPERED:
                 drawn = self._tempered(drawn, tuning)
         facts = Facts(self.records, self.gradients, self.replaced, self.levels, self.precision)
         # After tempering, islands are compared; particles may still not cross.
-        apart = float(drawn.watched.r_hat(*_looked_back(drawn)).max()) if self.levels else 1.0
+        begin = _looked_back(drawn)
+        apart = float(drawn.watched.r_hat(*begin).max()) if self.levels else 1.0
+        stay = 0.0 if self.levels else drawn.watched.staying(*begin)
         return judged(
             self.target,
             drawn.rows,
@@ -153,6 +156,7 @@ class _Run:
             drawn.watched,
             drawn.report,
             apart,
+            stay,
             facts,
         )
 
@@ -266,7 +270,7 @@ class _Run:
 
     def _passes(self, drawn: _Drawn) -> bool:
         r_hat, effective = self._r_hat(drawn).max(), drawn.watched.effective().min()
-        drift = drifting(drawn.watched.draws)
+        drift, stay = drifting(drawn.watched.draws), drawn.watched.staying(*_looked_back(drawn))
         report = drawn.report
         self._record(
             "sampling",
@@ -276,10 +280,12 @@ class _Run:
             r_hat=float(r_hat),
             effective_draws=float(effective),
             drift=drift,
+            staying=stay,
         )
         # Tempered particles need not cross: islands are independent.
         known = self.levels > 0 or effective >= 1 / self.precision**2
-        return bool(r_hat <= R_HAT and known and drift <= 0)
+        crossed = self.levels > 0 or stay <= 0
+        return bool(r_hat <= R_HAT and known and crossed and drift <= 0)
 
     def _r_hat(self, drawn: _Drawn) -> np.ndarray:
         return drawn.watched.r_hat(*_looked_back(drawn), self.islands)

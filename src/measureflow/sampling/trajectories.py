@@ -55,7 +55,9 @@ class Target(eqx.Module):
             theta = jax.tree.map(lambda leaf: leaf[0], self.unravelled(row[None]))
             return (potential(theta) / temperature.astype(row.dtype)).astype(row.dtype)
 
-        return jax.vmap(jax.value_and_grad(of_row))(rows)
+        # GPUs round products to ten bits by default: such a density would be accepted by its rounding.
+        with jax.default_matmul_precision("highest"):
+            return jax.vmap(jax.value_and_grad(of_row))(rows)
 
     def values_and_gradients(
         self, rows: Float[Array, "n J"]
