@@ -9,7 +9,7 @@ import pytest
 from verification.laws import PRIOR, drle, exact
 
 import measureflow as mf
-from measureflow.sampling.mixing import effective_draws, nested_r_hat
+from measureflow.sampling.mixing import drifting, effective_draws, hopeless, nested_r_hat, staying
 
 KEY = jax.random.key(0)
 NUMBER = 6
@@ -53,6 +53,52 @@ def test_an_ill_conditioned_posterior_needs_no_tuning(result):
     assert result.measure.particles["x"].shape == (4_000, NUMBER)
     assert "trusted" in repr(result)
     assert set(result.history.phase) == {"descent", "adaptation", "sampling"}
+
+
+def bent_ridge(theta):
+    """θ₁ standard normal, and θ₂ − θ₁² normal with variance ¼: E θ₂ = 1, Var θ₂ = 2¼."""
+    return 0.5 * theta[0] ** 2 + 2.0 * (theta[1] - theta[0] ** 2) ** 2
+
+
+def test_a_bent_ridge_is_followed_to_its_ends():
+    problem = mf.Problem(bent_ridge, mf.KL(mf.Flat()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = mf.sample(problem, mf.Gaussian(jnp.zeros(2), 2.0), KEY, particles=1_000)
+    error = 1 / np.sqrt(result.effective_draws.min())
+    height = result.draws[..., 1]
+    assert abs(height.mean() - 1) < 4 * 1.5 * error
+    # E(θ₂ − 1)⁴ = 60 + 6·2·¼ + 3/16, so that (θ₂ − 1)² has the standard deviation 7.6.
+    assert abs(((height - 1) ** 2).mean() - 2.25) < 4 * 7.6 * error
+    # Steps of the common size alone never reach the ends.
+    assert np.nanmax(result.history.depth) >= 1
+
+
+def test_particles_that_start_on_one_side_find_the_mass_of_the_other():
+    """The paper's Figure 2: started wholly right of 0, where 0.87 of the mass is left of it."""
+    prior = mf.Gaussian(jnp.zeros(1), 1.0)
+    problem = mf.Problem(
+        lambda theta: jnp.sum(1.5 * (theta**4 / 4 + theta**3 / 3 - theta**2) - 3 / 8), mf.KL(prior)
+    )
+    grid = jnp.linspace(-6, 6, 4_001)
+    exact = float(jnp.sum(jnp.where(grid < 0, mf.theory.minimiser(problem, grid), 0.0)) * (grid[1] - grid[0]))
+    assert exact == pytest.approx(0.870, abs=1e-3)
+    start = 1 + 0.2 * jax.random.normal(jax.random.key(1), (1_000, 1))
+    assert jnp.all(start > 0)
+    result = mf.sample(problem, start, KEY)
+    left = (result.draws < 0).mean(axis=(1, 2))
+    assert abs(left.mean() - exact) < 4 * left.std() / np.sqrt(len(left))
+
+
+@pytest.mark.parametrize(
+    "loss", [lambda t: 0.0 * jnp.sum(t), lambda t: 0.5 * t[0] ** 2, lambda t: -jnp.sum(t)]
+)
+def test_improper_posteriors_are_refused(loss):
+    problem = mf.Problem(loss, mf.KL(mf.Flat()))
+    with pytest.raises(
+        ValueError, match="the particles run away: .* improper; give every parameter a proper"
+    ):
+        mf.sample(problem, mf.Gaussian(jnp.zeros(2), 1.0), KEY, particles=100)
 
 
 def test_arviz_is_optional(result):
@@ -160,6 +206,34 @@ def test_nested_r_hat_is_one_where_particles_forget_and_not_where_they_do_not():
     # Two modes between which nothing crosses.
     apart = np.where(start > 0, 5.0, -5.0)
     assert nested_r_hat(start + apart, draws + apart[:, None])[0] > 2
+
+
+def test_drift_is_noticed_and_exact_draws_have_none():
+    rng = np.random.default_rng(0)
+    draws = rng.normal(size=(1_000, 10, 5))
+    assert drifting(draws) < 0
+    draws[:, 5:, 2] += 0.2
+    assert drifting(draws) > 0
+
+
+def test_a_few_particles_that_stay_far_out_are_noticed():
+    start, draws = autoregressive(0.2)
+    assert staying(start, draws) < 0
+    few = np.arange(1_000) < 5
+    start[few], draws[few] = start[few] + 10, draws[few] + 10
+    assert nested_r_hat(start, draws)[0] < 1.01
+    assert staying(start, draws) > 0
+
+
+def test_hopeless_particles_are_far_above_all_others():
+    rng = np.random.default_rng(0)
+    # U of exact draws in one, ten and a thousand dimensions, and of a law with exponential tails.
+    for values in (
+        *(rng.chisquare(number, 10_000) / 2 for number in (1, 10, 1_000)),
+        rng.gamma(2, size=10_000),
+    ):
+        assert not hopeless(values).any()
+        assert hopeless(np.append(values, values.max() + 500)).sum() == 1
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.3, 0.6])

@@ -99,8 +99,8 @@ def _of_mixing(
     if not facts.levels and effective.min() < 1 / facts.precision**2:
         found.append(
             f"the precision asked for was not reached: the standard error of a mean is "
-            f"{1 / np.sqrt(effective.min()):.2g} standard deviations, not {facts.precision}; ask for more "
-            "particles or draws."
+            f"{1 / np.sqrt(effective.min()):.2g} standard deviations, not {facts.precision:.3g}; ask for "
+            "more particles or draws."
         )
     return found
 

@@ -27,6 +27,8 @@ _DESCENT_ROUNDS, _DESCENT_STEPS = 40, 50
 _BLOCK, _LEAST_BLOCKS, _MOST_BLOCKS = 20, 3, 12
 _DOUBLINGS, _RETUNED = 5, 8
 _LENGTH = 1.6
+# Particles that have spread so far from where they began are on their way to infinity.
+_FAR = 1e8
 # Beyond so many dimensions a Gaussian is too far from the posterior for tempering to bridge.
 _MOST_TEMPERED = 500
 
@@ -216,11 +218,21 @@ class _Run:
         return Tuning(ensemble_covariance(state.rows), size, length, jnp.zeros((), jnp.int32))
 
     def _adapted(self, state: Ensemble, tuning: Tuning) -> tuple[Ensemble, Tuning]:
+        spreads = [float(jnp.max(_spread(state.rows)))]
         for block in range(_MOST_BLOCKS):
             state, tuning = self._deepen(*self._adapt(state, tuning, _BLOCK))
             state = looked_at(self.target, self._rescued(state))
-            if block + 1 >= _LEAST_BLOCKS and self._certified(state):
+            spreads.append(float(jnp.max(_spread(state.rows))))
+            if spreads[-1] > _FAR * spreads[0]:
                 break
+            if block + 1 >= _LEAST_BLOCKS and self._certified(state):
+                return state, tuning
+        if spreads[-1] > 2 * spreads[-2]:
+            raise ValueError(
+                f"the particles run away: their spread has grown from {spreads[0]:.2g} to {spreads[-1]:.2g} "
+                "and grows on, as it does where the posterior is improper; give every parameter a proper "
+                "prior, mf.KL(prior) in the place of mf.KL(mf.Flat())."
+            )
         return state, tuning
 
     def _adapt(self, state: Ensemble, tuning: Tuning, count: int) -> tuple[Ensemble, Tuning]:
