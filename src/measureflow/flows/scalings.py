@@ -1,6 +1,7 @@
 """How a preconditioner g acts: on drifts as g, on noise as a root of it."""
 
 import abc
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -91,6 +92,5 @@ class LowRank(AbstractScaling):
         return rows + jnp.matmul(stretch * parts, self.directions.T, precision=_EXACT)
 
 
-def _by_rows(function: object, vectors: Particles) -> Particles:
-    assert callable(function)
+def _by_rows(function: Callable[[Array], Array], vectors: Particles) -> Particles:
     return like_rows(function(as_matrix(vectors)), vectors)

@@ -236,8 +236,8 @@ class _Run:
         return state, tuning
 
     def _adapt(self, state: Ensemble, tuning: Tuning, count: int) -> tuple[Ensemble, Tuning]:
-        count = jnp.asarray(count, jnp.int32)
-        state, tuning, report = adapt(self.target, state, tuning, self.next_key(), count)
+        number = jnp.asarray(count, jnp.int32)
+        state, tuning, report = adapt(self.target, state, tuning, self.next_key(), number)
         size, acceptance = float(jnp.exp(tuning.log_step_size)), float(report.acceptance)
         potential = float(jnp.median(state.values))
         self._record(
