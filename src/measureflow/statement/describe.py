@@ -118,6 +118,11 @@ def _conditions(terms: Terms, words: list[Words]) -> list[str]:
     elif references:
         names = dict.fromkeys(type(reference).__name__ for reference in references)
         notes.append(f"P is proper ({', '.join(names)}): holds.")
+    if any(w.temperature for w in words):
+        notes.append(
+            "Between well separated modes t is longer than any run: there, particles keep the masses of their "
+            "start; mf.sample tempers, or says so."
+        )
     where = "" if _has(KL, terms) else "; without it, minimisers need not be unique"
     notes += [f"{note}{where}." for w in words for note in w.notes]
     if any(w.interaction for w in words) and _has(SquaredMMD, terms):
