@@ -278,7 +278,7 @@ def moments(name: str, constrained: dict) -> dict[str, list]:
 #: Known in closed form, where chains of NUTS do not cross.
 KNOWN = {"two_modes": {"mean": [-1.8, 0.0], "sd": [float(np.sqrt(1 + 9 * 0.64)), 1.0]}}
 #: Truths that take smaller steps than others, and one whose gradients are dear.
-_CAREFUL = {"eight_schools_centred": 0.99, "horseshoe": 0.99, "poisson_process": 0.95}
+_CAREFUL = {"eight_schools_centred": 0.99, "horseshoe": 0.995, "poisson_process": 0.95}
 _DEAR = ("lotka_volterra", "network")
 
 
@@ -294,7 +294,7 @@ class Run(NamedTuple):
 def truth(name: str) -> dict:
     """Moments by a long run of NUTS, and whether it can be believed."""
     kernel = NUTS(MODELS[name], target_accept_prob=_CAREFUL.get(name, 0.9), dense_mass=name != "network")
-    warmup, draws = (400, 600) if name in _DEAR else (1_000, 3_000)
+    warmup, draws = (400, 600) if name in _DEAR else (2_000, 8_000) if name == "horseshoe" else (1_000, 3_000)
     mcmc = _chains(kernel, warmup, draws, seed=5)
     worst = max(float(np.nanmax(gelman_rubin(x))) for x in mcmc.get_samples(group_by_chain=True).values())
     diverging = float(np.mean(mcmc.get_extra_fields()["diverging"]))
