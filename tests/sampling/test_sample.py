@@ -1,5 +1,6 @@
 """One call for posteriors: right numbers, or a warning."""
 
+import signal
 import warnings
 
 import jax
@@ -10,6 +11,8 @@ from verification.laws import PRIOR, drle, exact
 
 import measureflow as mf
 from measureflow.sampling.mixing import drifting, effective_draws, hopeless, nested_r_hat, staying
+from measureflow.sampling.sample import _Run
+from measureflow.sampling.trajectories import Target
 
 KEY = jax.random.key(0)
 NUMBER = 6
@@ -97,16 +100,55 @@ def test_improper_posteriors_are_refused(loss):
         mf.sample(problem, mf.Gaussian(jnp.zeros(2), 1.0), KEY, particles=100)
 
 
-def test_arviz_is_optional(result):
-    pytest.importorskip("numpyro")
-    try:
-        import arviz
-    except ImportError:
-        with pytest.raises(ImportError, match="to_arviz needs the package arviz; pip install arviz"):
-            result.to_arviz()
-    else:
-        assert result.to_arviz().posterior["x"].shape == (400, 10, NUMBER)
-        assert arviz.__version__
+def test_arviz_gets_chains(result):
+    with warnings.catch_warnings():
+        # ArviZ announces its next version.
+        warnings.simplefilter("ignore", FutureWarning)
+        arviz = pytest.importorskip("arviz")
+        found = result.to_arviz()
+    posterior = found.posterior["x"]
+    assert posterior.dims[:2] == ("chain", "draw")
+    assert posterior.shape == (8, 500, NUMBER)
+    np.testing.assert_array_equal(posterior.values.reshape(result.draws["x"].shape), result.draws["x"])
+    assert float(arviz.rhat(found)["x"].max()) < 1.01
+    # What ArviZ makes of them agrees with what the sample says of itself.
+    assert float(arviz.ess(found)["x"].min()) > 0.5 * result.effective_draws["x"].min()
+
+
+def test_without_arviz_there_is_a_remedy(result, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="to_arviz needs the package arviz; pip install arviz"):
+        result.to_arviz()
+
+
+def test_ctrl_c_keeps_the_draws_so_far():
+    """The first round of draws ends with Ctrl-C; before there are any, there is nothing to return."""
+    problem = mf.Problem(bent_ridge, mf.KL(mf.Flat()))
+
+    class Impatient(_Run):
+        def _round(self, *arguments):
+            drawn = super()._round(*arguments)
+            signal.raise_signal(signal.SIGINT)
+            return drawn
+
+    def run(kind):
+        rows = jax.random.normal(KEY, (100, 2))
+        return kind(Target(problem, jnp.zeros(2)), rows, KEY, 10, 0.05, progress=False)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mf.SamplingWarning)
+        result = run(Impatient).result()
+    assert result.draws.shape == (100, 10, 2)
+    assert result.problems[0] == "sample was interrupted by SIGINT: these are the draws so far."
+    assert not result
+
+    class TooSoon(_Run):
+        def _tuned(self, state):
+            signal.raise_signal(signal.SIGINT)
+            return super()._tuned(state)
+
+    with pytest.raises(KeyboardInterrupt, match="before there were draws"):
+        run(TooSoon).result()
 
 
 def mixture(distance, number):

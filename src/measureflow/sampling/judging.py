@@ -28,6 +28,7 @@ class Facts(NamedTuple):
     replaced: int
     levels: int
     precision: float
+    signal: str | None
 
 
 def judged(
@@ -44,6 +45,11 @@ def judged(
     """The sample of these draws (particle, draw, J), with a warning for everything that speaks against it."""
     effective = watched.effective()
     problems = [
+        *(
+            []
+            if facts.signal is None
+            else [f"it was interrupted by {facts.signal}: these are the draws so far."]
+        ),
         *_of_mixing(r_hat, effective, stay, watched, facts),
         *_of_trajectories(report, watched, facts),
         *_of_rounding(watched, rows, target),
@@ -74,6 +80,12 @@ def warn(result: Sample, stacklevel: int) -> None:
         warnings.warn(str(result.certificate), NotStationaryWarning, stacklevel=stacklevel)
     for text in result.problems:
         warnings.warn(text, SamplingWarning, stacklevel=stacklevel)
+
+
+def _of_interruption(facts: Facts) -> list[str]:
+    if facts.signal is None:
+        return []
+    return [f"sample was interrupted by {facts.signal}: these are the draws so far."]
 
 
 def _of_mixing(

@@ -1,6 +1,8 @@
 """What `sample` returns."""
 
 import dataclasses
+import importlib
+import importlib.util
 from typing import Any
 
 import jax
@@ -58,13 +60,20 @@ class Sample:
         )
 
     def to_arviz(self, **keywords: Any) -> Any:
-        """The draws for ArviZ, particles being chains; `keywords` go to `arviz.from_dict`."""
-        try:
-            import arviz
-        except ImportError:
-            raise ImportError("to_arviz needs the package arviz; pip install arviz.") from None
-        names = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(self.draws)}
-        return arviz.from_dict(posterior=names, **keywords)
+        """The draws for ArviZ; `keywords` go to `arviz.from_dict`.
+
+        A thousand chains of ten draws are not what ArviZ thinks of as chains. So up to eight groups of
+        particles make a chain each, the draws of one particle after those of another: draws within a particle
+        hang together, as ArviZ expects of neighbours, and chains are independent.
+        """
+        if importlib.util.find_spec("arviz") is None:
+            raise ImportError("to_arviz needs the package arviz; pip install arviz.")
+        arviz = importlib.import_module("arviz")
+        leaves = jax.tree_util.tree_leaves_with_path(self.draws)
+        n = leaves[0][1].shape[0]
+        chains = max(count for count in range(1, 9) if n % count == 0)
+        laid_out = {_name(path): leaf.reshape(chains, -1, *leaf.shape[2:]) for path, leaf in leaves}
+        return arviz.from_dict(posterior=laid_out, **keywords)
 
 
 def _name(path: Any) -> str:

@@ -5,12 +5,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Key
 from tqdm.auto import tqdm
 
+from measureflow.core.devices import PARTICLES, agreed, place, require_mesh
 from measureflow.core.pytrees import Particles, as_matrix, particle_count
 from measureflow.core.validation import positive_number, require_count, require_particles, typed_key
 from measureflow.flows.ensembles import ensemble_covariance
+from measureflow.runs.signals import Signals
 from measureflow.sampling.judging import Facts, judged
 from measureflow.sampling.mixing import Watched, drifting, hopeless
 from measureflow.sampling.phases import Report, adapt, deepened, descend, draw, looked_at
@@ -43,6 +47,7 @@ def sample(
     data: Any = None,
     batch_size: int | None = None,
     precision: float = 0.05,
+    mesh: Mesh | None = None,
     progress: bool = False,
 ) -> Sample:
     """Draws of the posterior exp(−V/τ), with nothing to tune.
@@ -75,14 +80,20 @@ def sample(
         With one, the unadjusted flow.
     precision
         Standard errors of means to reach, in standard deviations.
+    mesh
+        A mesh of devices with an axis "particles", over which they are cut.
     progress
         Whether to show a progress bar.
+
+    Ctrl-C ends it with the draws so far, and says so.
     """
     key = typed_key(key)
     draws = require_count("draws", draws, 4, "10 is a start.")
     precision = float(positive_number("precision", precision, "0.05 is a start."))
     start_key, run_key = jax.random.split(key)
     start = _particles(problem, initial, start_key, require_count("particles", particles, 20, "1,000."))
+    if mesh is not None:
+        start = place(require_mesh(mesh, particle_count(start)), start, P(PARTICLES))
     energy = problem.free_energy(data)
     if energy.temperature is None:
         raise ValueError(
@@ -90,7 +101,7 @@ def sample(
             "add 1.0 * mf.KL(prior), or mf.KL(mf.Flat()) where the loss is a negative log density."
         )
     if energy.interaction is not None or energy.rest is not None or batch_size is not None:
-        return unadjusted(problem, start, run_key, draws, data, batch_size, progress)
+        return unadjusted(problem, start, run_key, draws, data, batch_size, mesh, progress)
     target = Target(problem, jax.tree.map(lambda leaf: leaf[0], start), data)
     return _Run(target, as_matrix(start), run_key, draws, precision, progress).result()
 
@@ -119,6 +130,10 @@ class _Drawn(NamedTuple):
     report: Report
 
 
+class _StoppedError(Exception):
+    """A signal came between two compiled calls."""
+
+
 class _Run:
     """One call of `sample`."""
 
@@ -129,6 +144,7 @@ class _Run:
         self.precision, self.calls = precision, 0
         self.gradients, self.records = 0, []
         self.replaced, self.levels, self.islands = 0, 0, None
+        self.newest: _Drawn | None = None
         self.bar = tqdm(disable=not progress, unit="gradient")
 
     def next_key(self) -> Key[Array, ""]:
@@ -137,36 +153,44 @@ class _Run:
         return jax.random.fold_in(self.key, self.calls)
 
     def result(self) -> Sample:
-        """All phases."""
-        with self.bar:
-            state = self._descended()
-            state, tuning = self._adapted(state, self._tuned(state))
-            drawn, tuning = self._drawn(state, tuning)
-            apart = self._r_hat(drawn).max() > R_HAT or drawn.watched.staying(*_looked_back(drawn)) > 0
-            if apart and self.start.shape[1] <= _MOST_TEMPERED:
-                drawn = self._tempered(drawn, tuning)
-        facts = Facts(self.records, self.gradients, self.replaced, self.levels, self.precision)
+        """All phases, or as many as a signal leaves time for."""
+        with self.bar, Signals() as self.signals:
+            try:
+                drawn = self._all_phases()
+            except _StoppedError:
+                drawn = self.newest
+        if drawn is None:
+            raise KeyboardInterrupt(
+                f"sample was interrupted by {self.signals.caught} before there were draws; nothing is kept."
+            )
+        facts = Facts(
+            self.records, self.gradients, self.replaced, self.levels, self.precision, self.signals.caught
+        )
         # After tempering, islands are compared; particles may still not cross.
         begin = _looked_back(drawn)
         apart = float(drawn.watched.r_hat(*begin).max()) if self.levels else 1.0
         stay = 0.0 if self.levels else drawn.watched.staying(*begin)
+        certificate, r_hat = self._certified(drawn.end), self._r_hat(drawn)
         return judged(
-            self.target,
-            drawn.rows,
-            self._certified(drawn.end),
-            self._r_hat(drawn),
-            drawn.watched,
-            drawn.report,
-            apart,
-            stay,
-            facts,
+            self.target, drawn.rows, certificate, r_hat, drawn.watched, drawn.report, apart, stay, facts
         )
+
+    def _all_phases(self) -> _Drawn:
+        state = self._descended()
+        state, tuning = self._adapted(state, self._tuned(state))
+        drawn, tuning = self._drawn(state, tuning)
+        apart = self._r_hat(drawn).max() > R_HAT or drawn.watched.staying(*_looked_back(drawn)) > 0
+        if apart and self.start.shape[1] <= _MOST_TEMPERED:
+            drawn = self._tempered(drawn, tuning)
+        return drawn
 
     def _record(self, phase: str, gradients: int, **numbers: float) -> None:
         self.gradients += gradients
         self.bar.set_description(phase)
         self.bar.update(gradients)
         self.records.append({"gradients": self.gradients, "phase": phase, **numbers})
+        if agreed(self.signals.caught is not None):
+            raise _StoppedError
 
     # ---- Into the typical set. ----
 
@@ -278,7 +302,8 @@ class _Run:
         count = jnp.asarray(between, jnp.int32)
         end, rows, values, report = draw(self.target, state, tuning, self.next_key(), count, self.number)
         rows, values = (np.swapaxes(np.asarray(x, np.float64), 0, 1) for x in (rows, values))
-        return _Drawn(state, end, rows, Watched(rows, values), report)
+        self.newest = _Drawn(state, end, rows, Watched(rows, values), report)
+        return self.newest
 
     def _passes(self, drawn: _Drawn) -> bool:
         r_hat, effective = self._r_hat(drawn).max(), drawn.watched.effective().min()
@@ -307,7 +332,7 @@ class _Run:
         self._record("tempering", found.leaps, levels=float(found.levels))
         if not found.reached:
             return drawn
-        self.levels, self.islands = found.levels, found.islands
+        self.levels, self.islands, self.newest = found.levels, found.islands, None
         state = looked_at(self.target, self._finite(found.rows))
         state, tuning = self._adapted(state, tuning._replace(depth=self._tuned(state).depth))
         return self._drawn(state, tuning)[0]

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from measureflow.core.pytrees import Particles, like_rows
@@ -28,6 +29,7 @@ def unadjusted(
     draws: int,
     data: Any,
     batch_size: int | None,
+    mesh: Mesh | None,
     progress: bool,
 ) -> Sample:
     """Leimkuhler–Matthews in coordinates that the particles whiten; nothing is accepted or rejected."""
@@ -41,6 +43,7 @@ def unadjusted(
         key,
         data=data,
         batch_size=batch_size,
+        mesh=mesh,
         progress=progress,
         collect=Draws(after=_ADAPT, every=every),
         certify=False,

@@ -120,8 +120,8 @@ def _conditions(terms: Terms, words: list[Words]) -> list[str]:
         notes.append(f"P is proper ({', '.join(names)}): holds.")
     if any(w.temperature for w in words):
         notes.append(
-            "Between well separated modes t is longer than any run: there, particles keep the masses of their "
-            "start; mf.sample tempers, or says so."
+            "Between well separated modes t is longer than any run: there, particles keep the masses of "
+            "their start; mf.sample tempers, or says so."
         )
     where = "" if _has(KL, terms) else "; without it, minimisers need not be unique"
     notes += [f"{note}{where}." for w in words for note in w.notes]
