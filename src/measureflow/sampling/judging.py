@@ -45,11 +45,7 @@ def judged(
     """The sample of these draws (particle, draw, J), with a warning for everything that speaks against it."""
     effective = watched.effective()
     problems = [
-        *(
-            []
-            if facts.signal is None
-            else [f"it was interrupted by {facts.signal}: these are the draws so far."]
-        ),
+        *_of_interruption(facts),
         *_of_mixing(r_hat, effective, stay, watched, facts),
         *_of_trajectories(report, watched, facts),
         *_of_rounding(watched, rows, target),
