@@ -318,7 +318,11 @@ def nuts(name: str, known: dict) -> Run:
     """NUTS as it comes, four chains; the shortest of some runs that meets the truth, if one does."""
     for draws in (250, 500, 1_000, 2_000):
         began = time.process_time()
-        mcmc = _chains(NUTS(MODELS[name]), draws, draws, seed=0)
+        try:
+            mcmc = _chains(NUTS(MODELS[name]), draws, draws, seed=0)
+        except ValueError as error:
+            # NumPyro checks the parameters of every law at the place where a chain begins.
+            return Run({}, time.process_time() - began, 0, [f"NUTS: {error}"])
         seconds, steps = time.process_time() - began, mcmc.get_extra_fields()["num_steps"]
         # Warm-up takes about as many as the draws.
         run = Run(moments(name, mcmc.get_samples()), seconds, 2 * int(np.sum(steps)) // 4, [])
