@@ -47,8 +47,28 @@ def test_the_potential_is_the_negative_log_density_with_its_jacobian():
             + share.log_abs_det_jacobian(theta["share"], share(theta["share"]))
             + dist.Normal(sites["mu"][i] * sites["share"][i, 0], sites["sigma"][i]).log_prob(Y).sum()
         )
-        value = converted.problem.objective.loss(theta)
+        likelihood = dist.Normal(sites["mu"][i] * sites["share"][i, 0], sites["sigma"][i]).log_prob(Y).sum()
+        value = converted.problem.free_energy().potential(theta)
         assert float(value) == pytest.approx(-float(expected), rel=1e-4)
+        assert float(converted.loss(theta)) == pytest.approx(-float(likelihood), rel=1e-4)
+        assert float(converted.prior.log_density(theta)) == pytest.approx(
+            float(expected - likelihood), rel=1e-4
+        )
+
+
+def test_the_prior_is_a_reference():
+    """Its draws are those of its density, Jacobians and all; draws of another width are not."""
+    converted = mf.from_numpyro(model, Y)
+    before = mf.Problem(lambda theta: 0.0 * theta["mu"], mf.KL(converted.prior))
+    draws = converted.prior.sample(KEY, 1_000)
+    assert before.certify(draws)
+    assert not before.certify(draws | {"sigma": 1.5 * draws["sigma"]})
+    assert not converted.problem.certify(draws)
+    reference = mf.Empirical(jax.tree.map(lambda leaf: leaf[:50], draws))
+    both = mf.Problem(
+        converted.loss, 0.5 * mf.KL(converted.prior) + mf.SquaredMMD(reference, mf.SquaredExponential(1.0))
+    )
+    assert "DRLE" in both.describe()
 
 
 def test_draws_come_back_with_their_leading_axes():
