@@ -246,7 +246,21 @@ def shares():
     return {str(devices): memory(devices) for devices in (1, 2, 4, 8)}
 
 
+def sampled():
+    """A correlated Gaussian by `sample`: whether it is trusted, its mean and its covariance in units of the
+    right one."""
+    root = np.array([[1.0, 0.0], [3.0, 0.1]], np.float32)
+    inverse = jnp.asarray(np.linalg.inv(root))
+    problem = mf.Problem(lambda theta: 0.5 * jnp.sum(jnp.square(inverse @ (theta - 5))), mf.KL(mf.Flat()))
+    result = mf.sample(
+        problem, mf.Gaussian(jnp.zeros(2), 1.0), jax.random.key(0), particles=400, mesh=mesh_of(2)
+    )
+    z = (result.draws.reshape(-1, 2) - 5) @ np.linalg.inv(root).T
+    return {"trusted": bool(result), "mean": z.mean(axis=0).tolist(), "variance": z.var(axis=0).tolist()}
+
+
 PARTS = {
+    "sampled": sampled,
     "equality": equality,
     "two axes": two_axes,
     "processes": processes,

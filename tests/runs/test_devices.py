@@ -51,6 +51,15 @@ def test_eight_devices_are_as_one(tmp_path):
     assert_equal(found, shard=4)
 
 
+def test_sample_on_two_devices_has_the_right_law(tmp_path):
+    out = tmp_path / "out.json"
+    found = result(out, start(2, out, "sampled"))
+    assert found["trusted"]
+    # 4,000 draws, at worst as good as the 400 particles.
+    assert np.all(np.abs(found["mean"]) < 4 / np.sqrt(400))
+    assert np.all(np.abs(np.array(found["variance"]) - 1) < 4 * np.sqrt(2 / 400))
+
+
 def on_two_processes(out, part):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
