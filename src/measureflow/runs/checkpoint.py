@@ -159,7 +159,7 @@ class Store:
                 raise ValueError(
                     f"the code {found}All else is unchanged. If it means the same, as under another version "
                     "of Python or of a library, go on with mf.Checkpoint(..., on_code_change='warn'); to "
-                    "begin anew, name another folder."
+                    "start over, name another folder."
                 )
             warnings.warn(f"the run goes on, though the code {found}", stacklevel=5)
         if unknown:

@@ -233,7 +233,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         if self.method == "FD-GVI" and self.particles == 1 and self._goes_on():
             raise ValueError(
                 "warm_start with method='FD-GVI' goes on from the Gaussian of the last fit's particles, and "
-                "particles=1 has no spread; begin anew with warm_start=False, and more particles."
+                "particles=1 has no spread; start over with warm_start=False, and more particles."
             )
         if not 0 < self.validation_fraction < 1:
             raise ValueError(
@@ -254,7 +254,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         if not eqx.tree_equal(now, before):
             raise ValueError(
                 "warm_start goes on from the last fit, but hidden, activation, particles or likelihood were "
-                "changed since; set warm_start=False to begin anew."
+                "changed since; set warm_start=False to start over."
             )
 
     def _recipe(self, rows: int, parameters: int) -> Recipe:
