@@ -276,9 +276,12 @@ def test_stationarity_is_the_stein_discrepancy_of_the_particles():
     difference = points[:, None] - points[None]
     slope = -np.exp(-np.sum(difference**2, axis=-1) / 1.62) / 0.81
     gradient = 1.25 * points + bump[:, None] * points / 1.81 + np.mean(slope[:, :, None] * difference, axis=1)
-    scale = np.sqrt(np.median(distances(points, points)[np.triu_indices(10, 1)]) / 2)
-    score = jnp.asarray(-gradient / 0.25, jnp.float32)
-    np.testing.assert_allclose(problem.stationarity(x), jit(naive_stein)(x, score, scale), rtol=1e-4)
+    # In coordinates z that the particles whiten: θ = m + L z, with the score Lᵀs.
+    root = np.linalg.cholesky(np.cov(points.T, bias=True))
+    z = (points - points.mean(axis=0)) @ np.linalg.inv(root).T
+    scale = np.sqrt(np.median(distances(z, z)[np.triu_indices(10, 1)]) / 2)
+    white, score = (jnp.asarray(rows, jnp.float32) for rows in (z, -gradient / 0.25 @ root))
+    np.testing.assert_allclose(problem.stationarity(x), jit(naive_stein)(white, score, scale), rtol=1e-4)
     # Without a temperature, it is the norm of the gradient.
     norm = np.sqrt(np.mean(np.sum(points**2, axis=1)))
     np.testing.assert_allclose(DE.stationarity(x), norm, rtol=1e-5)
