@@ -27,14 +27,15 @@ def test_the_words_are_those_of_jax():
 
 
 def test_a_coordinate_depends_on_key_particle_and_coordinate_alone():
-    matrix = rows(standard_normal(key(1), 50, LIKE))
-    assert_close(rows(standard_normal(key(1), 20, LIKE)), matrix[:20])
-    assert_close(standard_normal(key(1), 50, jnp.zeros(11)), matrix)
-    assert_close(rows(jax.jit(standard_normal, static_argnums=1)(key(1), 50, LIKE)), matrix)
+    compiled = jax.jit(standard_normal, static_argnums=1)
+    matrix = rows(compiled(key(1), 50, LIKE))
+    assert_close(rows(compiled(key(1), 20, LIKE)), matrix[:20])
+    assert_close(compiled(key(1), 50, jnp.zeros(11)), matrix)
+    assert_close(rows(standard_normal(key(1), 50, LIKE)), matrix)
     keys = jax.random.split(key(2), 3)
-    together = jax.vmap(lambda k: standard_normal(k, 5, LIKE))(keys)
+    together = jax.jit(jax.vmap(lambda k: standard_normal(k, 5, LIKE)))(keys)
     for index, k in enumerate(keys):
-        apart = standard_normal(k, 5, LIKE)
+        apart = compiled(k, 5, LIKE)
         assert_close(rows(jax.tree.map(lambda leaf, i=index: leaf[i], together)), rows(apart))
 
 

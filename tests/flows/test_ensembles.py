@@ -23,7 +23,13 @@ def posterior(root, mean):
     return mf.Problem(potential, mf.KL(mf.Flat()))
 
 
-@pytest.mark.parametrize("flow", [mf.WassersteinFlow, lambda eta, g: mf.KineticFlow(eta, 1.0, mass=g)])
+@pytest.mark.parametrize(
+    "flow",
+    [
+        mf.WassersteinFlow,
+        pytest.param(lambda eta, g: mf.KineticFlow(eta, 1.0, mass=g), marks=pytest.mark.slow),
+    ],
+)
 def test_the_path_on_an_affine_image_is_the_image_of_the_path(flow):
     rng = np.random.default_rng(0)
     matrix = np.linalg.qr(rng.normal(size=(NUMBER, NUMBER)))[0] * [3.0, 1.0, 0.3, 0.1]

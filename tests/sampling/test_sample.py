@@ -93,7 +93,9 @@ def test_particles_that_start_on_one_side_find_the_mass_of_the_other():
     assert abs(left.mean() - exact) < 4 * left.std() / np.sqrt(len(left))
 
 
-@pytest.mark.parametrize("loss", [lambda t: 0.5 * t[0] ** 2, lambda t: -jnp.sum(t)])
+@pytest.mark.parametrize(
+    "loss", [lambda t: 0.5 * t[0] ** 2, pytest.param(lambda t: -jnp.sum(t), marks=pytest.mark.slow)]
+)
 def test_improper_posteriors_are_refused(loss):
     problem = mf.Problem(loss, mf.KL(mf.Flat()))
     with pytest.raises(ValueError, match=r"the particles run away: .* give every parameter a proper prior"):

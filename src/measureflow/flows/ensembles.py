@@ -72,6 +72,7 @@ class EnsemblePreconditioner(AbstractPreconditioner):
         return Covariance(*memory).scaling()
 
 
+@eqx.filter_jit
 def ensemble_covariance(rows: Float[Array, "n J"]) -> Covariance:
     """A root of the covariance of those rows that are not far from all others."""
     if rows.shape[0] < 2:
