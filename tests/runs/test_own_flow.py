@@ -205,7 +205,7 @@ def test_a_flow_without_a_measure():
 
 
 def test_draws_that_do_not_fit(monkeypatch):
-    monkeypatch.setattr("measureflow.runs.draws._free_memory", lambda: 1e4)
+    monkeypatch.setattr("measureflow.runs.draws.free_memory", lambda: 1e4)
     with pytest.raises(ValueError, match=r"keeps 60 draws of all particles.*keep fewer, with a larger every"):
         solve(mf.WassersteinFlow(1e-2), collect=mf.Draws())
     monkeypatch.undo()

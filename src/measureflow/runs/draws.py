@@ -82,7 +82,7 @@ class Collector:
 
     def _require_memory(self, number: int) -> None:
         # They are put together at the end, so that for a moment there are two copies.
-        needed, free = 2 * number * self._bytes(), _free_memory()
+        needed, free = 2 * number * self._bytes(), free_memory()
         if needed > free:
             raise ValueError(
                 f"collect={self.collect} keeps {number:,} draws of all particles, which takes "
@@ -137,7 +137,7 @@ def _on_host(leaf: Array) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
 
 
-def _free_memory() -> float:
+def free_memory() -> float:
     """Bytes that are free, where the system says so."""
     try:
         with Path("/proc/meminfo").open(encoding="ascii") as lines:

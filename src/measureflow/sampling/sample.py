@@ -14,6 +14,7 @@ from measureflow.core.devices import PARTICLES, agreed, place, require_mesh
 from measureflow.core.pytrees import Particles, as_matrix, particle_count
 from measureflow.core.validation import positive_number, require_count, require_particles, typed_key
 from measureflow.flows.ensembles import ensemble_covariance
+from measureflow.runs.draws import free_memory
 from measureflow.runs.signals import Signals
 from measureflow.sampling.judging import Facts, judged
 from measureflow.sampling.mixing import Watched, drifting, hopeless
@@ -92,6 +93,7 @@ def sample(
     precision = float(positive_number("precision", precision, "0.05 is a start."))
     start_key, run_key = jax.random.split(key)
     start = _particles(problem, initial, start_key, require_count("particles", particles, 20, "1,000."))
+    _require_memory(start, draws)
     if mesh is not None:
         start = place(require_mesh(mesh, particle_count(start)), start, P(PARTICLES))
     energy = problem.free_energy(data)
@@ -118,6 +120,17 @@ def _particles(problem: Problem, initial: Any, key: Key[Array, ""], number: int)
             "from its particles and needs at least 20, better 1,000: pass a measure, or more particles."
         )
     return particles
+
+
+def _require_memory(particles: Particles, draws: int) -> None:
+    rows = sum(leaf.size for leaf in jax.tree.leaves(particles))
+    # Draws, what is watched of them, and a few copies on the way, in double precision.
+    needed, free = 8 * 8 * rows * draws, free_memory()
+    if needed > free:
+        raise ValueError(
+            f"draws={draws:,} of {particle_count(particles):,} particles take about {needed / 2**30:.3g} GiB of "
+            f"memory, and {free / 2**30:.3g} GiB are free; ask for fewer draws or fewer particles."
+        )
 
 
 class _Drawn(NamedTuple):
