@@ -128,8 +128,8 @@ def _require_memory(particles: Particles, draws: int) -> None:
     needed, free = 8 * 8 * rows * draws, free_memory()
     if needed > free:
         raise ValueError(
-            f"draws={draws:,} of {particle_count(particles):,} particles take about {needed / 2**30:.3g} GiB of "
-            f"memory, and {free / 2**30:.3g} GiB are free; ask for fewer draws or fewer particles."
+            f"draws={draws:,} of {particle_count(particles):,} particles take about {needed / 2**30:.3g} GiB "
+            f"of memory, and {free / 2**30:.3g} GiB are free; ask for fewer draws or fewer particles."
         )
 
 
