@@ -223,9 +223,7 @@ def test_bad_input():
         mf.sample(problem, {"x": jnp.zeros((5, NUMBER))}, KEY)
     with pytest.raises(ValueError, match="problem without temperature"):
         mf.sample(mf.deep_ensemble(lambda t: jnp.sum(t**2)), jnp.zeros((30, 1)), KEY)
-    with pytest.raises(
-        ValueError, match=r"draws=1,000,000,000 of 30 particles take .* GiB are free"
-    ):
+    with pytest.raises(ValueError, match=r"draws=1,000,000,000 of 30 particles take .* GiB are free"):
         mf.sample(problem, {"x": jnp.zeros((30, NUMBER))}, KEY, draws=1_000_000_000)
     nowhere = mf.Problem(lambda t: jnp.sum(t) * jnp.nan, mf.KL(mf.Flat()))
     with pytest.raises(ValueError, match="the potential is not finite at any particle"):
