@@ -7,6 +7,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 import signal
+import sys
 
 import jax
 import jaxtyping
@@ -36,3 +37,12 @@ def strict_promotion(request):
     dtype, rank = ("standard", "allow") if lenient else ("strict", "raise")
     with jax.numpy_dtype_promotion(dtype), jax.numpy_rank_promotion(rank):
         yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_certified(request, monkeypatch):
+    """Most tests take a few steps and claim no posterior: what `solve` would say of that, after compiling a
+    gradient for it, is tested where it is marked."""
+    if request.node.get_closest_marker("certifies") is None:
+        module = sys.modules["measureflow.runs.solve"]
+        monkeypatch.setattr(module, "_warn_of_what_is_not_stationary", lambda *arguments: None)

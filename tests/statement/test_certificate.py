@@ -153,6 +153,7 @@ def test_stationarity_is_higher_on_wrong_runs_than_on_exact_draws_where_the_post
 # ---- Who calls it. ----
 
 
+@pytest.mark.certifies
 def test_solve_warns_where_its_particles_are_not_stationary():
     problem, flow, key = dle(), mf.WassersteinFlow(5e-3), jax.random.key(0)
     start = 3 + 0.01 * PRIOR.sample(key, 200)
@@ -160,6 +161,7 @@ def test_solve_warns_where_its_particles_are_not_stationary():
         mf.solve(problem, flow, start, 5, key)
 
 
+@pytest.mark.certifies
 @pytest.mark.filterwarnings("error")
 def test_solve_is_silent_where_they_are():
     problem, flow, key = dle(), mf.WassersteinFlow(5e-3), jax.random.key(0)
