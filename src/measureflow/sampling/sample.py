@@ -53,8 +53,9 @@ def sample(
 ) -> Sample:
     """Draws of the posterior exp(−V/τ), with nothing to tune.
 
-    Particles go down a few hundred robust gradient steps, then adapt: their own covariance is the inverse
-    mass of Hamiltonian trajectories, their acceptance sets the step size. With both frozen they are sampled
+    A few hundred Langevin steps lead particles to where the mass is; then they adapt: their own covariance is
+    the inverse mass of Hamiltonian trajectories, their acceptance sets the step size. With both frozen they
+    are sampled
     by Metropolised trajectories, which have the right law for any step size, until particles have forgotten
     where they came from. Where they do not, as between separated modes, tempering with resampling sets the
     masses. Then the result is tested. All of it warns (`SamplingWarning`, `NotStationaryWarning`) where the
@@ -158,6 +159,8 @@ class _Run:
         self.gradients, self.records = 0, []
         self.replaced, self.levels, self.islands = 0, 0, None
         self.newest: _Drawn | None = None
+        # Of the finest trajectories, when their size was chosen: a round of draws may have none of them.
+        self.stiff = 0.0
         self.bar = tqdm(disable=not progress, unit="gradient")
 
     def next_key(self) -> Key[Array, ""]:
@@ -283,8 +286,9 @@ class _Run:
         return state, tuning
 
     def _deepen(self, state: Ensemble, tuning: Tuning) -> tuple[Ensemble, Tuning]:
-        state, tuning, leaps = deepened(self.target, state, tuning, self.next_key())
-        self._record("adaptation", int(leaps), depth=float(tuning.depth))
+        state, tuning, stiff, leaps = deepened(self.target, state, tuning, self.next_key())
+        self.stiff = float(stiff)
+        self._record("adaptation", int(leaps), depth=float(tuning.depth), stiff=self.stiff)
         return state, tuning
 
     def _certified(self, state: Ensemble) -> Certificate:
@@ -315,6 +319,7 @@ class _Run:
         count = jnp.asarray(between, jnp.int32)
         end, rows, values, report = draw(self.target, state, tuning, self.next_key(), count, self.number)
         rows, values = (np.swapaxes(np.asarray(x, np.float64), 0, 1) for x in (rows, values))
+        report = report._replace(stiff=jnp.maximum(report.stiff, self.stiff))
         self.newest = _Drawn(state, end, rows, Watched(rows, values), report)
         return self.newest
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from measureflow.sampling.phases import Report, adapt, looked_at
+from measureflow.sampling.phases import adapt, looked_at
 from measureflow.sampling.trajectories import Reference, Target, Tuning
 
 # Islands resample on their own, so that their disagreement is the error of the masses.
@@ -53,12 +53,8 @@ def temper(target: Target, rows: Float[Array, "n J"], tuning: Tuning, key: Key[A
         moved, tuning, report = adapt(
             between, looked_at(between, rows), tuning, jax.random.fold_in(level_key, levels), count
         )
-        rows, leaps = moved.rows, leaps + _leaps(report)
+        rows, leaps = moved.rows, leaps + int(report.leaps)
     return Tempered(rows, islands, levels, leaps, beta >= 1)
-
-
-def _leaps(report: Report) -> int:
-    return int(report.leaps)
 
 
 def _reference(rows: np.ndarray, dtype: np.dtype) -> Reference:
