@@ -1,4 +1,4 @@
-"""Runs that test_sharding.py starts in processes of their own: devices are counted when JAX starts.
+"""Runs that test_devices.py starts in processes of their own: devices are counted when JAX starts.
 
 python on_devices.py OUT PART [COORDINATOR NUMBER]: one of PARTS, in this process or in one of two.
 """
@@ -218,6 +218,8 @@ def checkpoints():
     folder, mesh = Path(sys.argv[1]).parent / "run", mesh_of(2)
     checkpointed(folder, 6, mesh)
     checkpointed(folder, 10, mesh)
+    # Each process waits for its own file only.
+    multihost_utils.sync_global_devices("written")
     names = sorted(path.name for path in folder.iterdir())
     multihost_utils.sync_global_devices("looked")
     if jax.process_index() == 0:
