@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.nn import softplus
 from jaxtyping import Array, Float
-from numpyro.distributions import Distribution
+from numpyro.distributions import Distribution, MixtureSameFamily
 from numpyro.distributions.discrete import BernoulliLogits, CategoricalLogits
 
 from measureflow.core.pytrees import strong
@@ -165,6 +165,42 @@ class StudentT(AbstractLikelihood):
         return dist.StudentT(freedom, outputs[..., 0], _scale(outputs[..., 1], self.smallest_scale))
 
 
+def _number_of_components(value: Any) -> int:
+    return require_count("components", value, 1, "it counts the Normals that are mixed; 1 is Heteroscedastic.")
+
+
+@saved
+class NormalMixture(AbstractLikelihood):
+    """Σₖ πₖ Normal(mₖ, sₖ) with K components: a law of any shape, skewed, with several peaks or heavy tails
+    (Bishop, 1994, "Mixture density networks").
+
+    Of its 3K outputs the first K are the logits of π, the next the means, the last the scales, through
+    softplus(o) + ε.
+
+    Parameters
+    ----------
+    components
+        K, how many Normals.
+    targets
+        How many numbers a case has to predict.
+    smallest_scale
+        ε > 0, in units of the targets that the network sees.
+    """
+
+    components: int = eqx.field(static=True, default=5, kw_only=True, converter=_number_of_components)
+    smallest_scale: Float[Array, ""] = eqx.field(default=1e-4, kw_only=True, converter=_smallest_scale)
+
+    @property
+    def outputs_per_target(self) -> int:
+        return 3 * self.components
+
+    def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
+        logits, means, scales = jnp.split(outputs, 3, axis=-1)
+        return MixtureSameFamily(
+            CategoricalLogits(logits), dist.Normal(means, _scale(scales, self.smallest_scale))
+        )
+
+
 @saved
 class Bernoulli(AbstractLikelihood):
     """P(y = 1) = 1/(1 + exp(−o₁)): two classes, 0 and 1.
@@ -283,8 +319,9 @@ def _rescaled(
 
 def _without_units(distribution: Distribution) -> TypeError:
     return TypeError(
-        f"the law of location + scale·Y is not known for {type(distribution).__name__}; only Normal and "
-        "StudentT can be rescaled: leave location and scale out, and do not standardise the targets."
+        f"the law of location + scale·Y is not known for {type(distribution).__name__}; only Normal, StudentT "
+        "and mixtures of Normals can be rescaled: leave location and scale out, and do not standardise the "
+        "targets."
     )
 
 
@@ -305,20 +342,39 @@ def _rescaled_student(
 
 
 @_rescaled.register
+def _rescaled_mixture(
+    distribution: MixtureSameFamily, location: Float[Array, "..."], scale: Float[Array, "..."]
+) -> Distribution:
+    components = _rescaled(distribution.component_distribution, location[..., None], scale[..., None])
+    return MixtureSameFamily(distribution.mixing_distribution, components)
+
+
+@_rescaled.register
 def _rescaled_events(
     distribution: dist.Independent, location: Float[Array, "..."], scale: Float[Array, "..."]
 ) -> Distribution:
     return _rescaled(distribution.base_dist, location, scale).to_event(distribution.reinterpreted_batch_ndims)
 
 
+def _of_one_target(distribution: Distribution) -> Distribution:
+    while isinstance(distribution, dist.Independent):
+        distribution = distribution.base_dist
+    return distribution
+
+
+def is_rescalable(distribution: Distribution) -> bool:
+    """Whether location + scale·Y is of Y's own family: Normal, StudentT, or a mixture of Normals; or several
+    of these."""
+    law = _of_one_target(distribution)
+    if isinstance(law, MixtureSameFamily):
+        return isinstance(law.component_distribution, dist.Normal)
+    return isinstance(law, dist.Normal | dist.StudentT)
+
+
 def require_rescalable(distribution: Distribution, location: Any, scale: Any) -> None:
-    """location + scale·Y is known: Y is Normal or StudentT, or several of them, and `location` and `scale`
-    are numbers, or one per target."""
-    base = distribution
-    while isinstance(base, dist.Independent):
-        base = base.base_dist
-    if not isinstance(base, dist.Normal | dist.StudentT):
-        raise _without_units(base)
+    """location + scale·Y is known, and `location` and `scale` are numbers, or one per target."""
+    if not is_rescalable(distribution):
+        raise _without_units(_of_one_target(distribution))
     for name, value in (("location", location), ("scale", scale)):
         if jnp.shape(value) not in ((), distribution.event_shape):
             raise ValueError(
@@ -328,8 +384,8 @@ def require_rescalable(distribution: Distribution, location: Any, scale: Any) ->
 
 
 def rescaled(distribution: Distribution, location: Any, scale: Any) -> Distribution:
-    """The law of location + scale·Y, for Y Normal or StudentT, or several of them: so predictions for
-    standardised targets get their units back.
+    """The law of location + scale·Y, for Y Normal, StudentT or a mixture of Normals, or several of them: so
+    predictions for standardised targets get their units back.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.nn import sigmoid, softmax
 from jax.scipy.special import gammainc, gammaincc, gammaln, ndtr, ndtri, xlogy
 from jaxtyping import Array, Float
-from numpyro.distributions import Distribution, Normal, Poisson, StudentT
+from numpyro.distributions import Distribution, MixtureSameFamily, Normal, Poisson, StudentT
 from numpyro.distributions.conjugate import GammaPoisson
 from numpyro.distributions.discrete import (
     BernoulliLogits,
@@ -52,6 +52,8 @@ def tails(distribution: Distribution, value: Numbers) -> Pair:
 
 def keeps_tails(distribution: Distribution) -> bool:
     """Whether `tails` knows more of a tail than 1 − the other."""
+    if isinstance(distribution, MixtureSameFamily):
+        distribution = distribution.component_distribution
     return tails.dispatch(type(distribution)) is not tails.dispatch(object)
 
 
@@ -94,6 +96,14 @@ def _negative_binomial(distribution: GammaPoisson, value: Numbers) -> Pair:
     x, y = 1 / (1 + 1 / rate), 1 / (1 + rate)
     below, above = _beta_tails(strong(distribution.concentration), _successes(value) + 1, x, y)
     return jnp.where(value < 0, 0.0, below), jnp.where(value < 0, 1.0, above)
+
+
+@tails.register
+def _mixture(distribution: MixtureSameFamily, value: Numbers) -> Pair:
+    """Σₖ πₖ P(Yₖ ≤ y) and Σₖ πₖ P(Yₖ > y)."""
+    shares = class_probabilities(distribution.mixing_distribution)
+    below, above = tails(distribution.component_distribution, value[..., None])
+    return jnp.sum(shares * below, axis=-1), jnp.sum(shares * above, axis=-1)
 
 
 def _successes(value: Numbers) -> Numbers:
@@ -175,6 +185,13 @@ def _student_bounds(distribution: StudentT, p: Numbers, c: Numbers) -> Pair:
     loc, scale = map(strong, (distribution.loc, distribution.scale))
     farthest = scale * jnp.where(p <= c, -1.0, 1.0) / jnp.tan(math.pi * jnp.minimum(p, c))
     return loc + jnp.minimum(farthest, 0.0), loc + jnp.maximum(farthest, 0.0)
+
+
+@quantile_bounds.register
+def _mixture_bounds(distribution: MixtureSameFamily, p: Numbers, c: Numbers) -> Pair:
+    """Between the smallest and the largest of its components."""
+    low, high = quantile_bounds(distribution.component_distribution, p[..., None], c[..., None])
+    return jnp.min(low, axis=-1), jnp.max(high, axis=-1)
 
 
 def _gamma_tails(a: Numbers, x: Numbers) -> Pair:

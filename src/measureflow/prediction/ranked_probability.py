@@ -33,6 +33,8 @@ def normal_components(
         loc, scale = (np.broadcast_to(as_float64(p), shape)[..., None] for p in (normal.loc, normal.scale))
         return np.ones(1), loc, scale
     normal = _base(distribution.component_distribution)
+    if isinstance(normal, MixtureSameFamily):
+        return _flattened(distribution, normal, shape)
     if not isinstance(normal, Normal):
         return None
     particles = len(distribution.batch_shape)
@@ -44,6 +46,28 @@ def normal_components(
     weights = weights / weights.sum(axis=-1, keepdims=True)
     between = (1,) * len(distribution.event_shape)
     return weights.reshape(*weights.shape[:-1], *between, weights.shape[-1]), loc, scale
+
+
+def _flattened(
+    distribution: MixtureSameFamily, component: MixtureSameFamily, shape: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Where each particle is a mixture itself: all Normals of all particles as one mixture."""
+    normal = component.component_distribution
+    if not isinstance(normal, Normal):
+        return None
+    particles = len(distribution.batch_shape)
+    whole = (*shape[:particles], distribution.mixture_size, *shape[particles:], component.mixture_size)
+    of_particles = as_float64(distribution.mixing_distribution.probs)
+    of_particles = of_particles / of_particles.sum(axis=-1, keepdims=True)
+    of_particles = of_particles.reshape(*of_particles.shape, *(1,) * (len(shape) - particles + 1))
+    within = as_float64(component.mixing_distribution.probs)
+    within = within / within.sum(axis=-1, keepdims=True)
+
+    def joined(numbers: Any) -> np.ndarray:
+        moved = np.moveaxis(np.broadcast_to(as_float64(numbers), whole), particles, -2)
+        return moved.reshape(*shape, -1)
+
+    return joined(of_particles * within), joined(normal.loc), joined(normal.scale)
 
 
 def _expected_absolute(loc: np.ndarray, scale: np.ndarray) -> np.ndarray:

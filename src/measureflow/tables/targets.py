@@ -8,11 +8,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.distributions import Distribution, Independent, Normal, StudentT, constraints
+from numpyro.distributions import Distribution, Independent, constraints
 
 from measureflow.core.validation import require_count
 from measureflow.networks import likelihoods
-from measureflow.networks.likelihoods import AbstractLikelihood, distribution_of
+from measureflow.networks.likelihoods import AbstractLikelihood, distribution_of, is_rescalable
 from measureflow.networks.network import Network
 from measureflow.networks.validation import require_likelihood
 from measureflow.saving.registry import require, saved
@@ -24,6 +24,7 @@ _SMALLEST_SCALE = 1e-3
 LIKELIHOODS: dict[str, Callable[..., AbstractLikelihood]] = {
     "heteroscedastic": functools.partial(likelihoods.Heteroscedastic, smallest_scale=_SMALLEST_SCALE),
     "homoscedastic": functools.partial(likelihoods.Homoscedastic, smallest_scale=_SMALLEST_SCALE),
+    "mixture": functools.partial(likelihoods.NormalMixture, smallest_scale=_SMALLEST_SCALE),
     "student_t": functools.partial(likelihoods.StudentT, smallest_scale=_SMALLEST_SCALE),
     "poisson": likelihoods.Poisson,
     "negative_binomial": likelihoods.NegativeBinomial,
@@ -54,6 +55,7 @@ _KNOWN = {
     likelihoods.Heteroscedastic: True,
     likelihoods.Homoscedastic: True,
     likelihoods.StudentT: True,
+    likelihoods.NormalMixture: True,
     likelihoods.Categorical: False,
     Shifted: False,
 }
@@ -108,7 +110,7 @@ def changes_units(network: Network, likelihood: Callable, features: int) -> bool
     the law can be chosen. For other laws, targets are seen as they are."""
     if type(likelihood) in _KNOWN:
         return _KNOWN[type(likelihood)]
-    return isinstance(_of_one_target(law_of(network, likelihood, features)), Normal | StudentT)
+    return is_rescalable(law_of(network, likelihood, features))
 
 
 def require_support(law: Distribution, y: np.ndarray, likelihood: Any) -> None:
