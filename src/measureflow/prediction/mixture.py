@@ -15,7 +15,7 @@ from numpyro.distributions.util import validate_sample
 from measureflow.core.pytrees import is_concrete, strong
 from measureflow.core.showing import counted
 from measureflow.core.validation import positive_number, require_representable
-from measureflow.networks.likelihoods import require_rescalable, rescaled
+from measureflow.networks.rescaling import require_rescalable, rescaled
 from measureflow.prediction.cumulative import class_probabilities
 from measureflow.prediction.quantiles import CLASSES, compiled_tails, mixture_quantile, smallest_tail
 from measureflow.prediction.units import Units, as_jax_has_it

@@ -18,12 +18,9 @@ from measureflow.core.validation import (
     require_particles,
     require_representable,
 )
-from measureflow.networks.likelihoods import (
-    AbstractLikelihood,
-    distribution_of,
-    require_rescalable,
-)
+from measureflow.networks.likelihoods import AbstractLikelihood, distribution_of
 from measureflow.networks.network import Network, outputs_of
+from measureflow.networks.rescaling import require_rescalable
 from measureflow.networks.validation import require_likelihood, require_network
 from measureflow.prediction.mixture import Mixture
 from measureflow.prediction.units import Units, unit

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -177,8 +177,9 @@ class Store:
         place = f"{jax.process_index() + 1}-of-{jax.process_count()}"
         return self.checkpoint.folder / f"{step}-{place}.safetensors"
 
-    def latest(self, fresh: Any) -> Saved | None:
-        """The newest checkpoint that can be read, with the structure and the devices of a fresh state."""
+    def latest(self, fresh: Callable[[dict[str, Any]], Any]) -> Saved | None:
+        """The newest checkpoint that can be read, with the structure and the devices of a fresh state, which
+        may depend on what was noted with it."""
         left, unreadable = self._complete(), {}
         while (step := agreed(max(left, default=-1))) >= 0:
             paths, saved, error = left.pop(step, []), None, ValueError("another process cannot read it")
@@ -200,9 +201,9 @@ class Store:
             ) from error
         return None
 
-    def _read(self, paths: list[Path], fresh: Any) -> Saved:
+    def _read(self, paths: list[Path], fresh: Callable[[dict[str, Any]], Any]) -> Saved:
         files = [Saved(**load(path)) for path in paths]
-        leaves, structure = jax.tree.flatten(fresh)
+        leaves, structure = jax.tree.flatten(fresh(files[0].notes))
         parts = zip(*(file.state for file in files), strict=True)
         restored = [_restored(leaf, [*itertools.chain(*of)]) for leaf, of in zip(leaves, parts, strict=True)]
         return files[0]._replace(state=jax.tree.unflatten(structure, restored))

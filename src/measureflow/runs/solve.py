@@ -187,7 +187,7 @@ class SolveRun(AbstractRun):
 
     def solved(self, callbacks: tuple[Callback, ...], progress: bool | str) -> Solution:
         """The run from its beginning, or from its newest checkpoint, to its end."""
-        saved = None if self.store is None else self.store.latest(self.state)
+        saved = None if self.store is None else self.store.latest(lambda notes: self.state)
         if saved is None:
             self._record()
             self._require_finite_start()

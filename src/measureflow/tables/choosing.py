@@ -1,12 +1,12 @@
 """What a table decides for itself, by the log predictive density of held-out rows.
 
-The weight of the prior: some tables need the Bayes posterior, others are predicted far better by a colder
-one. And the spread of the predictive law about its mean: the mean of an ensemble errs less than its members,
-whose noise is fitted to their own errors.
+The model: which encoding, network and law. The weight of the prior: some tables need the Bayes posterior,
+others are predicted far better by a colder one. And the spread of the predictive law about its mean: the mean
+of an ensemble errs less than its members, whose noise is fitted to their own errors.
 """
 
-import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -19,19 +19,30 @@ from measureflow.tables.table import Table
 FEWEST_TO_CHOOSE = 50
 # From this many rows on, one held-out tenth (of at most so many rows) says as much as three folds.
 MANY, MOST_HELD_OUT, FOLDS = 5_000, 5_000, 3
-# Choosing is done with fewer particles, and in long runs with fewer steps.
-CHOOSING_PARTICLES, CHOOSING_STEPS = 8, 20_000
 # Factors for the spread of the predictive law, the middle one 1.
 SPREADS = np.exp(np.linspace(-1.2, 1.2, 41))
+# The spread is shrunk towards 1 as if there were so many rows more, for which 1 is right.
+_BELIEVED = 50
+
+
+class Trial(NamedTuple):
+    """A model, by its number, with what the method may choose for it."""
+
+    model: int
+    candidate: Candidate
+
+
+# Of every trial: the log densities of held-out rows, for every spread.
+Densities: TypeAlias = Mapping[Trial, Float[np.ndarray, "s rows"]]
 
 
 class Choice(NamedTuple):
-    """What held-out rows choose, and their mean log predictive density for every candidate at its best;
-    empty where there was nothing to choose."""
+    """What held-out rows choose, and their mean log predictive density for every trial at its best; empty
+    where there was nothing to choose."""
 
-    candidate: Candidate
+    trial: Trial
     spread: float
-    scores: dict[Candidate, float]
+    scores: dict[Trial, float]
 
 
 class Fold(NamedTuple):
@@ -60,48 +71,24 @@ def folds_of(tables: list[Table], key: Key[Array, ""]) -> list[Fold]:
     ]
 
 
-def choices_of(
-    parts: list[Fold], densities: list[Float[np.ndarray, "c s rows"]], candidates: tuple[Candidate, ...]
-) -> list[Choice]:
-    """What each table chooses, from the log densities of the rows that its folds hold out."""
-    choices = []
-    for index in range(parts[-1].table + 1):
-        mine = [number for number, part in enumerate(parts) if part.table == index]
-        weights = np.concatenate([parts[number].held_out.weights for number in mine])
-        choices.append(
-            choose(np.concatenate([densities[number] for number in mine], axis=-1), weights, candidates)
-        )
-    return choices
+def choose(densities: Densities, weights: Float[np.ndarray, " rows"]) -> Choice:
+    """The trial with the best mean log density, at the spread that suits it best.
+
+    Where rows are few, the best spread is chance. So log s has a normal law about 0 to begin with, as if
+    there were 50 rows more whose spread is right: about its best s, the log density of a row falls as
+    (log s)². A run that diverged has no density, and is never taken while another has one.
+    """
+    found = {trial: _scored(rows, weights) for trial, rows in densities.items()}
+    chosen = max(found, key=lambda trial: found[trial][0])
+    return Choice(chosen, found[chosen][1], {trial: score for trial, (score, _) in found.items()})
 
 
-def choose(
-    densities: Float[np.ndarray, "c s rows"],
-    weights: Float[np.ndarray, " rows"],
-    candidates: tuple[Candidate, ...],
-) -> Choice:
-    """Every candidate with the spread that suits it best; of these, the first that held-out rows cannot tell
-    from the best; of its spreads, the narrowest that they cannot tell from the best one, since the ensemble
-    trained on all rows will have more rows, and more members, than those that were scored."""
-    densities = np.where(np.isfinite(densities), densities, -np.inf)
-    spreads = SPREADS if densities.shape[1] > 1 else np.ones(1)
-    suited = np.argmax(densities @ weights, axis=1)
-    at_best = densities[np.arange(len(candidates)), suited]
-    scores = dict(zip(candidates, (at_best @ weights / weights.sum()).tolist(), strict=True))
-    chosen = first_as_good_as_the_best(at_best, weights)
-    spread = first_as_good_as_the_best(densities[chosen], weights)
-    return Choice(candidates[chosen], float(spreads[spread]), scores)
-
-
-def first_as_good_as_the_best(
-    densities: Float[np.ndarray, "m rows"], weights: Float[np.ndarray, " rows"]
-) -> int:
-    """The first whose mean is within one standard error, of the paired difference, of the best mean. A run
-    that diverged has no density, and is never taken while another has one."""
-    best = densities[np.argmax(densities @ weights)]
-    for index, mine in enumerate(densities):
-        if np.isfinite(mine).all() and np.isfinite(best).all():
-            lost = best - mine
-            mean = np.average(lost, weights=weights)
-            if mean <= math.sqrt(np.average((lost - mean) ** 2, weights=weights) / len(lost)):
-                return index
-    return int(np.argmax(densities @ weights))
+def _scored(
+    densities: Float[np.ndarray, "s rows"], weights: Float[np.ndarray, " rows"]
+) -> tuple[float, float]:
+    """The mean log density at the best spread, and that spread."""
+    spreads = SPREADS if len(densities) > 1 else np.ones(1)
+    means = np.where(np.isfinite(densities), densities, -np.inf) @ (weights / weights.sum())
+    doubts = _BELIEVED / len(weights) * np.log(spreads) ** 2
+    best = int(np.argmax(means - doubts))
+    return float(means[best]), float(spreads[best])

@@ -11,8 +11,8 @@ from sklearn.model_selection import check_cv
 from sklearn.utils import check_consistent_length
 
 from measureflow.prediction import metrics
-from measureflow.tables.estimators import AbstractEnsemble
-from measureflow.tables.table import Table, rows_of
+from measureflow.tables.ensemble import AbstractEnsemble, Prepared
+from measureflow.tables.table import rows_of
 
 
 def cross_validate(
@@ -45,13 +45,13 @@ def cross_validate(
     splitter: Any = check_cv(cv, y, classifier=is_classifier(estimator))
     splits = list(splitter.split(X, y))
     fitted = [cast(Any, clone(estimator)) for _ in splits]
-    tables = []
+    prepared = []
     for one, (train, _) in zip(fitted, splits, strict=True):
         weight = None if sample_weight is None else np.asarray(sample_weight)[train]
-        tables.append(one._prepare(rows_of(X, train), rows_of(y, train), weight))
+        prepared.append(one._prepare(rows_of(X, train), rows_of(y, train), weight))
     if is_classifier(estimator):
         _require_same_classes(fitted, [np.asarray(rows_of(y, test)) for _, test in splits])
-    _fit_together(fitted, tables)
+    _fit_together(fitted, prepared)
     rows = [
         _scores(one, rows_of(X, test), np.asarray(rows_of(y, test)), coverage)
         for one, (_, test) in zip(fitted, splits, strict=True)
@@ -60,10 +60,10 @@ def cross_validate(
     return table | ({"estimator": fitted} if return_estimator else {})
 
 
-def _fit_together(estimators: list[Any], tables: list[Table]) -> None:
+def _fit_together(estimators: list[Any], prepared: list[Prepared]) -> None:
     """Those that are alike as one program."""
     complaints = []
-    for group, theirs in _alike(estimators, tables):
+    for group, theirs in _alike(estimators, prepared):
         found = group[0]._learn(group, theirs)
         if found.interrupted:
             raise KeyboardInterrupt(f"{found.interrupted} while the splits were fitted: there are no scores.")
@@ -85,19 +85,19 @@ def _require_same_classes(fitted: list[Any], tested: list[np.ndarray]) -> None:
             )
 
 
-def _alike(estimators: list[Any], tables: list[Table]) -> list[tuple[list[Any], list[Table]]]:
-    """In groups that are one program: those with one network and one likelihood. Counts have likelihoods of
-    their own, which start from the mean of their training rows."""
-    groups: list[tuple[list[Any], list[Table]]] = []
-    for one, table in zip(estimators, tables, strict=True):
+def _alike(estimators: list[Any], prepared: list[Prepared]) -> list[tuple[list[Any], list[Prepared]]]:
+    """In groups that are one program: those whose models have the same networks and likelihoods. Counts have
+    likelihoods of their own, which start from the mean of their training rows."""
+    groups: list[tuple[list[Any], list[Prepared]]] = []
+    for one, mine in zip(estimators, prepared, strict=True):
+        losses = [model.loss for model in mine.models]
         for group, theirs in groups:
-            first = group[0]
-            if eqx.tree_equal((first.network_, first.likelihood_), (one.network_, one.likelihood_)):
+            if eqx.tree_equal([model.loss for model in theirs[0].models], losses):
                 group.append(one)
-                theirs.append(table)
+                theirs.append(mine)
                 break
         else:
-            groups.append(([one], [table]))
+            groups.append(([one], [mine]))
     return groups
 
 

@@ -4,7 +4,7 @@ blocks. No mathematics here."""
 import abc
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import equinox as eqx
 import jax
@@ -20,7 +20,7 @@ from measureflow.core.devices import require_mesh
 from measureflow.core.pytrees import dimension
 from measureflow.core.validation import positive_number, require_count
 from measureflow.networks.losses import NegativeLogLikelihood
-from measureflow.networks.network import Network
+from measureflow.networks.network import Network, perceptron
 from measureflow.prediction.predictive import Mixture, Predictive
 from measureflow.runs.checkpoint import Checkpoint
 from measureflow.runs.driver import Callback, require_callback
@@ -28,17 +28,26 @@ from measureflow.runs.history import History
 from measureflow.saving.container import PathLike
 from measureflow.saving.documents import save
 from measureflow.tables.convergence import not_converged
+from measureflow.tables.encoding import PiecewiseLinear, encoded
 from measureflow.tables.methods import Method, method_of
+from measureflow.tables.models import Model, Shape, given, require_encoding
 from measureflow.tables.recipe import Recipe, batch_size_for, steps_for
 from measureflow.tables.scaling import moments, standardised
 from measureflow.tables.table import Table
 from measureflow.tables.targets import Head, changes_units
-from measureflow.tables.training import Ensembles, Trainer
+from measureflow.tables.training import Ensemble, Ensembles, Trainer
 
 # Of the sum n of all weights, 1/n is the prior's weight: a number in single precision.
 _WEIGHTS = (1e-30, 1e30)
 
 Own = TypeVar("Own", bound="AbstractEnsemble")
+
+
+class Prepared(NamedTuple):
+    """A table, and the models that it may choose from."""
+
+    table: Table
+    models: tuple[Model, ...]
 
 
 class AbstractEnsemble(BaseEstimator, abc.ABC):
@@ -48,6 +57,8 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
     n_features_in_: int
     input_mean_: np.ndarray
     input_scale_: np.ndarray
+    shape_: Shape
+    encoding_: PiecewiseLinear | None
     network_: Network
     likelihood_: Callable
     particles_: Any
@@ -63,6 +74,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         *,
         particles: int = 20,
         hidden: Sequence[int] | None = None,
+        encoding: int | None = None,
         activation: str = "relu+tanh",
         prior_weight: float | None = None,
         mmd: float = 0.5,
@@ -79,6 +91,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         self.method = method
         self.particles = particles
         self.hidden = hidden
+        self.encoding = encoding
         self.activation = activation
         self.prior_weight = prior_weight
         self.mmd = mmd
@@ -125,8 +138,8 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         self._require_resumable(checkpoint)
         before, goes_on = dict(vars(self)), self._goes_on()
         try:
-            table = self._prepare(X, y, sample_weight)
-            found = self._learn([self], [table], callbacks, checkpoint)
+            prepared = self._prepare(X, y, sample_weight)
+            found = self._learn([self], [prepared], callbacks, checkpoint)
         except BaseException:
             vars(self).clear()
             vars(self).update(before)
@@ -152,19 +165,20 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
     def _complaint(self, found: Ensembles, index: int) -> str | None:
         """What there is to say about convergence. Early stopping asks held-out rows, and who stops a fit by a
         callback has reasons."""
+        mine = found.of_tables[index]
         if found.interrupted:
             return (
-                f"{found.interrupted} at step {self.n_iter_} of {found.planned[index]}: the model is the one "
-                "of that step, and has not converged; fit again, with checkpoint=mf.Checkpoint(folder) to go "
-                "on from where a fit was stopped."
+                f"{found.interrupted} at step {self.n_iter_} of {mine.planned}: the model is the one of that "
+                "step, and has not converged; fit again, with checkpoint=mf.Checkpoint(folder) to go on from "
+                "where a fit was stopped."
             )
-        if self.early_stopping or found.steps[index] < found.planned[index]:
+        if self.early_stopping or mine.steps < mine.planned:
             return None
-        stopped_early = found.choices[index].candidate.steps < 1
+        stopped_early = mine.choice.trial.candidate.steps < 1
         return not_converged(self.history_, stopped_early=stopped_early)
 
-    def _prepare(self, X: Any, y: Any, sample_weight: Any) -> Table:
-        """Check everything, learn the scaling, build the network; the standardised table."""
+    def _prepare(self, X: Any, y: Any, sample_weight: Any) -> "Prepared":
+        """Check everything, learn the scaling, build the models; the standardised table."""
         self._check_settings()
         again = self._goes_on()
         X, y = self._validated(X, y, again)
@@ -185,10 +199,9 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
             names = getattr(self, "feature_names_in_", None)
             self.input_mean_, self.input_scale_ = moments("X", X, weights, names)
             self._set_targets(y, weights)
-            hidden = (50,) if len(X) <= 20_000 else (100,)
-            self.network_, self.likelihood_ = self._network(hidden if self.hidden is None else self.hidden)
         inputs = standardised(X, self.input_mean_, self.input_scale_)
-        return Table.of(inputs, self._encoded(y), weights)
+        models = (self._last_model(len(inputs)),) if again else self._models(inputs, y)
+        return Prepared(Table.of(inputs, self._checked(y, models), weights), models)
 
     def _goes_on(self) -> bool:
         """Whether a fit continues the one before."""
@@ -203,12 +216,20 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         """Learn what the targets are: their scale, or their classes."""
 
     @abc.abstractmethod
-    def _likelihood(self) -> Head:
+    def _shapes(self, y: np.ndarray) -> tuple[Shape, ...]:
+        """What held-out rows may choose from."""
+
+    @abc.abstractmethod
+    def _head(self, likelihood: Any) -> Head:
         """The likelihood, the network's outputs, and how many constants follow them."""
 
     @abc.abstractmethod
-    def _encoded(self, y: np.ndarray) -> np.ndarray:
-        """Targets as the network sees them."""
+    def _checked(self, y: np.ndarray, models: "tuple[Model, ...]") -> np.ndarray:
+        """Targets that every model can see: as they are, or numbers of classes."""
+
+    @abc.abstractmethod
+    def _seen(self, model: Model) -> Model:
+        """With what it makes of targets."""
 
     def _units(self) -> tuple[Any, Any]:
         """Location and scale of what the network predicts; None where it has no units."""
@@ -216,7 +237,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
 
     def _has_units(self) -> bool:
         """Whether targets are standardised, and the spread of the predictive law is chosen."""
-        return changes_units(self.network_, self.likelihood_, self.n_features_in_)
+        return changes_units(self.network_, self.likelihood_)
 
     def _check_settings(self) -> None:
         method_of(self.method)
@@ -240,24 +261,54 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
                 f"validation_fraction must be between 0 and 1, got {self.validation_fraction}; try 0.1."
             )
 
-    def _network(self, hidden: Sequence[int]) -> tuple[Network, Callable]:
-        head = self._likelihood()
-        network = Network.mlp(self.n_features_in_, hidden, head.outputs, self.activation)
-        return network.with_constants(head.constants) if head.constants else network, head.likelihood
+    def _models(self, inputs: np.ndarray, y: np.ndarray) -> "tuple[Model, ...]":
+        """Those that held-out rows may choose from, the simplest first."""
+        hidden = None if self.hidden is None else tuple(self.hidden)
+        shapes = given(self._shapes(y), hidden=hidden, encoding=require_encoding(self.encoding))
+        bins = {shape.encoding for shape in shapes} - {0}
+        encodings = {number: PiecewiseLinear.learn(inputs, number) for number in bins}
+        return tuple(self._model(shape, inputs, encodings.get(shape.encoding)) for shape in shapes)
+
+    def _model(self, shape: Shape, inputs: np.ndarray, encoding: PiecewiseLinear | None) -> Model:
+        head = self._head(shape.likelihood)
+        features = inputs.shape[1] if encoding is None else encoding.width
+        network = Network.mlp(features, shape.hidden, head.outputs, self.activation)
+        network = network.with_constants(head.constants) if head.constants else network
+        return self._model_of(shape, network, head.likelihood, encoding, len(inputs))
+
+    def _last_model(self, rows: int) -> Model:
+        """That of the fit that a warm start goes on from."""
+        return self._model_of(self.shape_, self.network_, self.likelihood_, self.encoding_, rows)
+
+    def _model_of(
+        self,
+        shape: Shape,
+        network: Network,
+        likelihood: Callable,
+        encoding: PiecewiseLinear | None,
+        rows: int,
+    ) -> Model:
+        prior = network.prior()
+        steps = self.steps or steps_for(rows, dimension(prior.mean), classes=is_classifier(self))
+        loss = NegativeLogLikelihood(network, likelihood)
+        calibrate = changes_units(network, likelihood)
+        return self._seen(Model(shape, loss, prior, steps, calibrate, encoding))
 
     def _require_unchanged(self) -> None:
         """A warm start goes on with the particles that there are: what shapes them must be as it was."""
-        layers = self.particles_["network"] if isinstance(self.particles_, dict) else self.particles_
-        hidden = [layer["bias"].shape[-1] for layer in layers[:-1]] if self.hidden is None else self.hidden
-        now = (*self._network(hidden), self.particles)
-        before = (self.network_, self.likelihood_, len(jax.tree.leaves(self.particles_)[0]))
-        if not eqx.tree_equal(now, before):
+        shape = self.shape_
+        (now,) = given([shape], hidden=self.hidden and tuple(self.hidden), encoding=self.encoding)
+        likelihood = getattr(self, "likelihood", None)
+        changed = now != shape or (likelihood is not None and likelihood != shape.likelihood)
+        inner, particles = perceptron(self.network_), len(jax.tree.leaves(self.particles_)[0])
+        changed |= inner is not None and inner.activation != self.activation
+        if changed or particles != self.particles:
             raise ValueError(
-                "warm_start goes on from the last fit, but hidden, activation, particles or likelihood were "
-                "changed since; set warm_start=False to start over."
+                "warm_start goes on from the last fit, but hidden, encoding, activation, particles or "
+                "likelihood were changed since; set warm_start=False to start over."
             )
 
-    def _recipe(self, rows: int, parameters: int) -> Recipe:
+    def _recipe(self, rows: int) -> Recipe:
         goes_on = self._goes_on() and self.prior_weight is None
         prior_weight = self.prior_weight_ if goes_on else self.prior_weight
         return Recipe(
@@ -267,21 +318,19 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
             prior_weight=None if prior_weight is None else float(prior_weight),
             step_size=float(self.step_size),
             batch_size=batch_size_for(rows) if self.batch_size is None else self.batch_size,
-            calibrate=self._has_units(),
             mesh=self.mesh,
-            steps=self.steps or steps_for(rows, parameters, classes=is_classifier(self)),
         )
 
     def _learn(
         self,
         estimators: "list[AbstractEnsemble]",
-        tables: list[Table],
+        prepared: "list[Prepared]",
         callbacks: Sequence[Callback] = (),
         checkpoint: Checkpoint | None = None,
     ) -> Ensembles:
         """Fit one ensemble per table, all in one program, and give each to its estimator."""
         rng = check_random_state(self.random_state)
-        validation = None
+        tables, validation = [one.table for one in prepared], None
         if self.early_stopping:
             cut = [table.cut(self.validation_fraction, rng) for table in tables]
             tables, validation = [train for train, _ in cut], [held_out for _, held_out in cut]
@@ -289,26 +338,30 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         initial = None
         if self._goes_on():
             initial = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], self.particles_)
-        loss, prior = NegativeLogLikelihood(self.network_, self.likelihood_), self.network_.prior()
-        recipe = self._recipe(max(len(table.weights) for table in tables), dimension(prior.mean))
-        found = Trainer(loss, prior, recipe, self.verbose > 0).fit(
+        recipe = self._recipe(max(len(table.weights) for table in tables))
+        trainer = Trainer([one.models for one in prepared], recipe, self.verbose > 0)
+        found = trainer.fit(
             tables, key, initial=initial, validation=validation, callbacks=callbacks, checkpoint=checkpoint
         )
-        for index, estimator in enumerate(estimators):
-            estimator._take(found, index)
+        if not found.interrupted or len(estimators) == 1:
+            for estimator, ensemble, one in zip(estimators, found.of_tables, prepared, strict=True):
+                estimator._take(ensemble, one.models)
         return found
 
-    def _take(self, found: Ensembles, index: int) -> None:
-        choice = found.choices[index]
+    def _take(self, found: Ensemble, models: "tuple[Model, ...]") -> None:
+        choice, model = found.choice, models[found.choice.trial.model]
         if not self._goes_on():
             self.spread_ = choice.spread
-        self.particles_ = jax.tree.map(lambda leaf: np.asarray(leaf[index]), found.particles)
-        self.prior_weight_ = choice.candidate.prior_weight
-        self.n_iter_ = found.steps[index]
-        self.history_ = found.histories[index]
+        self.shape_, self.encoding_ = model.shape, model.encoding
+        self.network_, self.likelihood_ = model.loss.network, model.loss.likelihood
+        self.particles_ = jax.tree.map(np.asarray, found.particles)
+        self.prior_weight_ = choice.trial.candidate.prior_weight
+        self.n_iter_ = found.steps
+        self.history_ = found.history
         self.validation_scores_ = {
-            "prior_weight": np.array([candidate.prior_weight for candidate in choice.scores]),
-            "share_of_steps": np.array([candidate.steps for candidate in choice.scores]),
+            "model": np.array([models[trial.model].shape.name for trial in choice.scores], np.str_),
+            "prior_weight": np.array([trial.candidate.prior_weight for trial in choice.scores]),
+            "share_of_steps": np.array([trial.candidate.steps for trial in choice.scores]),
             "log_density": np.array(list(choice.scores.values())),
         }
 
@@ -326,7 +379,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
     def _rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "particles_")
         X = validate_data(self, X, reset=False, dtype=np.float64)
-        return standardised(X, self.input_mean_, self.input_scale_)
+        return encoded(self.encoding_, standardised(X, self.input_mean_, self.input_scale_))
 
     def predict_dist(self, X: Any) -> Mixture:
         """p(y | x) for every row: the mixture over particles, a NumPyro distribution.

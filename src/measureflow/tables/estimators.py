@@ -1,5 +1,6 @@
 """scikit-learn's estimators: tables in, distributions out."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,14 +14,16 @@ from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
+from measureflow.core.validation import positive_number
 from measureflow.networks.likelihoods import AbstractLikelihood, Categorical
 from measureflow.prediction.predictive import Mixture
 from measureflow.saving.registry import require
 from measureflow.tables.ensemble import AbstractEnsemble
 from measureflow.tables.in_files import in_files, require_units
 from measureflow.tables.methods import Method
+from measureflow.tables.models import Model, Shape, default_shapes
 from measureflow.tables.scaling import moments
-from measureflow.tables.targets import Head, head_for, law_of, require_support
+from measureflow.tables.targets import Head, head_for, law_of, require_support, smallest_scale
 
 
 @in_files
@@ -106,14 +109,16 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     target_shape_: tuple[int, ...]
     target_mean_: np.ndarray
     target_scale_: np.ndarray
+    smallest_scale_: float
 
     def __init__(
         self,
         method: str | Method = "DRLE",
         *,
-        likelihood: str | AbstractLikelihood | tuple[Callable, int] = "heteroscedastic",
+        likelihood: str | AbstractLikelihood | tuple[Callable, int] | None = None,
         particles: int = 20,
         hidden: Sequence[int] | None = None,
+        encoding: int | None = None,
         activation: str = "relu+tanh",
         prior_weight: float | None = None,
         mmd: float = 0.5,
@@ -131,6 +136,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
             method,
             particles=particles,
             hidden=hidden,
+            encoding=encoding,
             activation=activation,
             prior_weight=prior_weight,
             mmd=mmd,
@@ -180,18 +186,24 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     def _set_targets(self, y: np.ndarray, weights: np.ndarray) -> None:
         self.target_shape_ = y.shape[1:]
         self.target_mean_, self.target_scale_ = moments("y", y, weights)
+        self.smallest_scale_ = smallest_scale(y, self.target_scale_)
 
     def _require_targets(self) -> None:
         shape = self.target_shape_
         counts = isinstance(shape, tuple) and all(type(size) is int and size > 0 for size in shape)
         require(counts and len(shape) <= 1, "target_shape_ is no shape of targets")
         require_units("target", self.target_mean_, self.target_scale_, shape)
+        positive_number("smallest_scale_", self.smallest_scale_, "")
 
     def _targets(self) -> int:
         return self.target_shape_[0] if self.target_shape_ else 1
 
-    def _likelihood(self) -> Head:
-        return head_for(self.likelihood, self._targets(), self.target_mean_)
+    def _shapes(self, y: np.ndarray) -> tuple[Shape, ...]:
+        laws = ("heteroscedastic", "mixture") if self.likelihood is None else (self.likelihood,)
+        return default_shapes(len(y), laws)
+
+    def _head(self, likelihood: Any) -> Head:
+        return head_for(likelihood, self._targets(), self.target_mean_, self.smallest_scale_)
 
     def _units(self) -> tuple[Any, Any]:
         if not self._has_units():
@@ -199,11 +211,19 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         location, scale = self.target_mean_, self.target_scale_
         return (location, scale) if self._targets() > 1 else (location.reshape(()), scale.reshape(()))
 
-    def _encoded(self, y: np.ndarray) -> np.ndarray:
-        require_support(law_of(self.network_, self.likelihood_, self.n_features_in_), y, self.likelihood)
-        if self._has_units():
-            y = (y - self.target_mean_) / self.target_scale_
-        return (y if self._targets() > 1 else y.reshape(len(y))).astype(np.float32)
+    def _checked(self, y: np.ndarray, models: tuple[Model, ...]) -> np.ndarray:
+        for model in models:
+            law = law_of(model.loss.network, model.loss.likelihood)
+            require_support(law, y, model.shape.likelihood)
+        return y if self._targets() > 1 else y.reshape(len(y))
+
+    def _seen(self, model: Model) -> Model:
+        mean, scale = (np.squeeze(part) for part in (self.target_mean_, self.target_scale_))
+        if model.calibrate:
+            return model._replace(targets=functools.partial(_standardised, mean, scale))
+        # Held-out densities are those of standardised targets.
+        volume = functools.partial(_log_volume, float(np.sum(np.log(scale))))
+        return model._replace(targets=_single, log_volume=volume)
 
     def _in_units(self, values: np.ndarray, shifted: bool = True) -> np.ndarray:
         """As the targets were given: in their columns, and in their units, which may need more digits than
@@ -293,6 +313,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         *,
         particles: int = 20,
         hidden: Sequence[int] | None = None,
+        encoding: int | None = None,
         activation: str = "relu+tanh",
         prior_weight: float | None = None,
         mmd: float = 0.5,
@@ -310,6 +331,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
             method,
             particles=particles,
             hidden=hidden,
+            encoding=encoding,
             activation=activation,
             prior_weight=prior_weight,
             mmd=mmd,
@@ -370,11 +392,32 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         sorted_once = one_each and np.array_equal(np.unique(self.classes_), self.classes_)
         require(sorted_once, "classes_ are no sorted classes")
 
-    def _likelihood(self) -> Head:
+    def _shapes(self, y: np.ndarray) -> tuple[Shape, ...]:
+        return default_shapes(len(y), (None,))
+
+    def _head(self, likelihood: Any) -> Head:
         return Head(Categorical(classes=len(self.classes_)), len(self.classes_))
 
-    def _encoded(self, y: np.ndarray) -> np.ndarray:
+    def _checked(self, y: np.ndarray, models: tuple[Model, ...]) -> np.ndarray:
         return np.searchsorted(self.classes_, y).astype(np.int32)
+
+    def _seen(self, model: Model) -> Model:
+        return model
+
+
+# What models make of targets: named, so that models can be compared.
+
+
+def _standardised(mean: np.ndarray, scale: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return ((y - mean) / scale).astype(np.float32)
+
+
+def _single(y: np.ndarray) -> np.ndarray:
+    return y.astype(np.float32)
+
+
+def _log_volume(volume: float, y: np.ndarray) -> np.ndarray:
+    return np.full(len(y), volume)
 
 
 # Functions of a block's mixture: named, so that each is one program.

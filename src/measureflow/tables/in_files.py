@@ -11,7 +11,9 @@ from measureflow.networks.network import Network, perceptron
 from measureflow.prediction.predictive import require_sound
 from measureflow.runs.history import History
 from measureflow.saving.registry import kind_of, require, saved
+from measureflow.tables.encoding import PiecewiseLinear
 from measureflow.tables.methods import METHODS
+from measureflow.tables.models import Shape
 
 
 def _described(estimator: Any) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def _method_name(kind: str, method: Any) -> str:
 
 
 def _known_likelihood(kind: str, likelihood: Any) -> Any:
-    if isinstance(likelihood, str) or kind_of(likelihood) is not None:
+    if likelihood is None or isinstance(likelihood, str) or kind_of(likelihood) is not None:
         return likelihood
     raise TypeError(
         f"this {kind} has a likelihood of your own, {likelihood!r}, and a file holds no code; pickle the "
@@ -89,22 +91,42 @@ def _require_sound(estimator: Any) -> None:
     require(named, "feature_names_in_ has not one name for each feature")
     estimator._require_targets()
     # Its numbers are the file's own: those of another version may be others.
-    now, then = (_law(likelihood) for likelihood in (estimator._likelihood()[0], estimator.likelihood_))
+    shape, encoding = estimator.shape_, estimator.encoding_
+    require(_is_shape(shape), "shape_ is no shape of a model")
+    now, then = (_law(law) for law in (estimator._head(shape.likelihood)[0], estimator.likelihood_))
     require(now == then, "likelihood_ is not that of the settings and the targets")
-    inner = perceptron(estimator.network_)
-    require(inner is not None and inner.sizes[0] == features, "network_ has not these features")
+    require(encoding is None or isinstance(encoding, PiecewiseLinear), "encoding_ is no encoding")
+    require((0 if encoding is None else encoding.bins) == shape.encoding, "encoding_ has not so many bins")
+    require(encoding is None or len(encoding.binned) == features, "encoding_ is not of these columns")
+    inner, width = perceptron(estimator.network_), features if encoding is None else encoding.width
+    require(inner is not None and inner.sizes[0] == width, "network_ has not these features")
     leaves = jax.tree.leaves(estimator.particles_)
     finite = all(isinstance(leaf, np.ndarray) and np.isfinite(leaf).all() for leaf in leaves)
     require(finite, "particles_ are no finite numbers")
     require_sound(estimator._predictive(*estimator._units()))
 
 
+def _is_shape(shape: Any) -> bool:
+    return (
+        isinstance(shape, Shape)
+        and isinstance(shape.hidden, tuple)
+        and all(type(width) is int and width > 0 for width in shape.hidden)
+        and type(shape.encoding) is int
+        and shape.encoding >= 0
+    )
+
+
 def _are_scores(table: Any) -> bool:
     """One number of each kind for every candidate."""
-    if not isinstance(table, dict) or set(table) != {"prior_weight", "share_of_steps", "log_density"}:
+    names = {"model", "prior_weight", "share_of_steps", "log_density"}
+    if not isinstance(table, dict) or set(table) != names:
         return False
     columns = list(table.values())
-    floats = all(isinstance(column, np.ndarray) and column.dtype == np.float64 for column in columns)
+    kinds = [np.str_ if name == "model" else np.float64 for name in table]
+    floats = all(
+        isinstance(column, np.ndarray) and column.dtype.type is kind
+        for column, kind in zip(columns, kinds, strict=True)
+    )
     return floats and len({column.shape for column in columns}) == 1 and columns[0].ndim == 1
 
 

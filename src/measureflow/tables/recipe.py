@@ -13,8 +13,7 @@ FEWEST_STEPS = 500
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How an ensemble is trained. `prior_weight=None` is chosen on held-out rows, and with `calibrate` so is
-    the spread of its predictive law, which must be Normal's or Student's then. Particles are cut over the
+    """How ensembles are trained. `prior_weight=None` is chosen on held-out rows. Particles are cut over the
     axis "particles" of a `mesh`."""
 
     method: Method = METHODS["DRLE"]
@@ -24,8 +23,6 @@ class Recipe:
     step_size: float = 0.01
     momentum: float = 0.9
     batch_size: int = 100
-    steps: int = 10_000
-    calibrate: bool = True
     mesh: Mesh | None = None
 
     def candidates(self, rows: int) -> tuple[Candidate, ...]:

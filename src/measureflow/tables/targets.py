@@ -1,6 +1,7 @@
 """From the targets of a table to their likelihood: by name, from one table, or one's own."""
 
-import functools
+import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,20 +13,23 @@ from numpyro.distributions import Distribution, Independent, constraints
 
 from measureflow.core.validation import require_count
 from measureflow.networks import likelihoods
-from measureflow.networks.likelihoods import AbstractLikelihood, distribution_of, is_rescalable
-from measureflow.networks.network import Network
+from measureflow.networks.likelihoods import AbstractLikelihood, distribution_of
+from measureflow.networks.network import Network, outputs_of
+from measureflow.networks.rescaling import is_rescalable
 from measureflow.networks.validation import require_likelihood
 from measureflow.saving.registry import require, saved
 
-# In units of the targets' standard deviation: noise below this is not believed.
-_SMALLEST_SCALE = 1e-3
+# In units of the targets' standard deviation: noise below this is not believed, and noise above this is.
+_SMALLEST_SCALE, _LARGEST_FLOOR = 1e-3, 0.5
+# Targets are taken to be rounded where so large a share of the rows has a value that another row has, too.
+_REPEATED = 0.1
 
 #: By the names that `likelihood=` takes.
-LIKELIHOODS: dict[str, Callable[..., AbstractLikelihood]] = {
-    "heteroscedastic": functools.partial(likelihoods.Heteroscedastic, smallest_scale=_SMALLEST_SCALE),
-    "homoscedastic": functools.partial(likelihoods.Homoscedastic, smallest_scale=_SMALLEST_SCALE),
-    "mixture": functools.partial(likelihoods.NormalMixture, smallest_scale=_SMALLEST_SCALE),
-    "student_t": functools.partial(likelihoods.StudentT, smallest_scale=_SMALLEST_SCALE),
+LIKELIHOODS: dict[str, Any] = {
+    "heteroscedastic": likelihoods.Heteroscedastic,
+    "homoscedastic": likelihoods.Homoscedastic,
+    "mixture": likelihoods.NormalMixture,
+    "student_t": likelihoods.StudentT,
     "poisson": likelihoods.Poisson,
     "negative_binomial": likelihoods.NegativeBinomial,
 }
@@ -69,15 +73,41 @@ class Head(NamedTuple):
     constants: int = 0
 
 
-def head_for(given: Any, targets: int, mean: Any) -> Head:
-    """The likelihood that `likelihood=` stands for, for so many targets of these means."""
+def smallest_scale(y: np.ndarray, scale: np.ndarray) -> float:
+    """Noise below this is not believed, in units of the targets' standard deviation.
+
+    Targets that are rounded to multiples of δ have noise of δ/√(2π) at least: then a Normal of weight w has
+    no density above w/δ, which is that of w spread over one step. With less, a narrow Normal at a value that
+    many rows have would be rewarded without end, and tell nothing of the number before it was rounded.
+    """
+    columns = (y / scale).reshape(len(y), -1).T
+    floor = min(_resolution(column) for column in columns) / math.sqrt(2 * math.pi)
+    return float(np.clip(floor, _SMALLEST_SCALE, _LARGEST_FLOOR))
+
+
+def _resolution(column: np.ndarray) -> float:
+    """The smallest difference of two values, where values are repeated; else 0."""
+    values, counts = np.unique(column, return_counts=True)
+    if len(values) < 2 or counts[counts > 1].sum() < _REPEATED * len(column):
+        return 0.0
+    gaps = np.diff(values)
+    # Two computations of one number may differ in their last digits.
+    return float(gaps[gaps > 1e-9 * np.max(np.abs(values))].min(initial=np.inf))
+
+
+def head_for(given: Any, targets: int, mean: Any, floor: float = _SMALLEST_SCALE) -> Head:
+    """The likelihood that `likelihood=` stands for, for so many targets of these means, with this smallest
+    scale where it has one."""
     if isinstance(given, tuple) and len(given) == 2:
         require_likelihood(given[0])
         return Head(given[0], require_count("outputs of likelihood", given[1], 1, "it counts what is read."))
     if isinstance(given, AbstractLikelihood):
         return _head(given, targets, mean)
     if isinstance(given, str) and given in LIKELIHOODS:
-        return _head(LIKELIHOODS[given](targets=targets), targets, mean)
+        law, options = LIKELIHOODS[given], {"targets": targets}
+        if any(field.name == "smallest_scale" for field in dataclasses.fields(law)):
+            options["smallest_scale"] = floor
+        return _head(law(**options), targets, mean)
     raise ValueError(
         f"likelihood must be one of {', '.join(LIKELIHOODS)}, got {given!r}; or pass one of mf.likelihoods, "
         "or (function, number of outputs that it reads)."
@@ -98,19 +128,18 @@ def _head(given: AbstractLikelihood, targets: int, mean: Any) -> Head:
     return Head(given, given.width - constants, constants)
 
 
-def law_of(network: Network, likelihood: Callable, features: int) -> Distribution:
+def law_of(network: Network, likelihood: Callable) -> Distribution:
     """The law of a row's target, without its numbers."""
-    theta = jax.eval_shape(network.init, jax.random.key(0))
-    row = jax.ShapeDtypeStruct((1, features), jnp.float32)
-    return jax.eval_shape(lambda t, x: distribution_of(likelihood, network.apply(t, x)), theta, row)
+    outputs = jax.ShapeDtypeStruct((1, outputs_of(network) or 1), jnp.float32)
+    return jax.eval_shape(lambda o: distribution_of(likelihood, o), outputs)
 
 
-def changes_units(network: Network, likelihood: Callable, features: int) -> bool:
+def changes_units(network: Network, likelihood: Callable) -> bool:
     """Whether location + scale·Y is of the law's family: then targets are standardised, and the spread of
     the law can be chosen. For other laws, targets are seen as they are."""
     if type(likelihood) in _KNOWN:
         return _KNOWN[type(likelihood)]
-    return is_rescalable(law_of(network, likelihood, features))
+    return is_rescalable(law_of(network, likelihood))
 
 
 def require_support(law: Distribution, y: np.ndarray, likelihood: Any) -> None:

@@ -10,27 +10,27 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Key
 
 from measureflow.core.pytrees import Particles
 from measureflow.flows.flow import finite_particles
-from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.runs.checkpoint import Checkpoint, Saved, Store
 from measureflow.runs.driver import Callback, drive
 from measureflow.runs.duration import Announcement
 from measureflow.runs.fingerprints import fingerprint
 from measureflow.runs.history import History, Log
 from measureflow.runs.solution import DivergenceError
-from measureflow.spaces.measures import Gaussian
 from measureflow.tables.choosing import (
-    CHOOSING_PARTICLES,
-    CHOOSING_STEPS,
+    FEWEST_TO_CHOOSE,
     SPREADS,
     Choice,
-    choices_of,
+    Fold,
+    Trial,
+    choose,
     folds_of,
 )
 from measureflow.tables.methods import Candidate
+from measureflow.tables.models import Model
 from measureflow.tables.recipe import Recipe
 from measureflow.tables.stopping import Best
 from measureflow.tables.table import Table
@@ -38,29 +38,52 @@ from measureflow.tables.trials import Plan, Trials, multiple_of_devices
 
 # How many records history has, beside the first.
 RECORDS = 48
+# Choosing takes no more steps than these.
+CHOOSING_STEPS = 20_000
+
+
+class Effort(NamedTuple):
+    """How long a choice is made: with so many particles, for a share of the steps."""
+
+    particles: int
+    steps: float
+
+
+ALONE, BESIDE_OTHERS = Effort(8, 1.0), Effort(6, 0.5)
+
+
+class Ensemble(NamedTuple):
+    """What `fit` finds for one table: its choice, particles, the steps that they took and those they were to
+    take, and history."""
+
+    choice: Choice
+    particles: Particles
+    steps: int
+    planned: int
+    history: History
 
 
 class Ensembles(NamedTuple):
-    """What `fit` finds: particles (table, particle, ...), what each table chose, the steps that its particles
-    took, and those it was to take, its history, and the name of the signal that ended training before its
-    time, if one did."""
+    """What `fit` finds: one ensemble for each table, and the name of the signal that ended training before
+    its time, if one did."""
 
-    particles: Particles
-    choices: list[Choice]
-    steps: list[int]
-    planned: list[int]
-    histories: list[History]
+    of_tables: list[Ensemble]
     interrupted: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """Trains one ensemble for each of some tables. With `progress`, bars and expected times on stderr."""
+    """Trains one ensemble for each of some tables, by the one of its models that its held-out rows choose.
+    Models with the same number are one program: tables differ in what they make of their own numbers. With
+    `progress`, bars and expected times on stderr."""
 
-    loss: NegativeLogLikelihood
-    prior: Gaussian
+    models: list[tuple[Model, ...]]
     recipe: Recipe
     progress: bool = False
+
+    def steps(self, model: int) -> int:
+        """Of all tables the most, side by side."""
+        return max(of_table[model].steps for of_table in self.models)
 
     def fit(
         self,
@@ -79,8 +102,7 @@ class Trainer:
             return self._fit(tables, key, initial, validation, callbacks, None)
         settings = dataclasses.asdict(self.recipe) | {"method": self.recipe.method, "mesh": None}
         made_of = fingerprint(
-            loss=self.loss,
-            prior=self.prior,
+            models=[[(*model[:4], model.encoding) for model in of_table] for of_table in self.models],
             settings=settings,
             key=key,
             data=[tuple(table) for table in tables],
@@ -103,42 +125,88 @@ class Trainer:
         store: Store | None,
     ) -> Ensembles:
         choosing_key, training_key = jax.random.split(key)
-        candidates = self.recipe.candidates(min(len(table.weights) for table in tables))
-        choices = [Choice(candidates[0], 1.0, {})] * len(tables)
 
-        def training() -> "Training":
-            return Training(self, tables, choices, training_key, initial, validation, store)
+        def training(choices: dict[int, Choice]) -> "Training":
+            """Of the tables with these numbers, all of which chose the same model."""
+            model = next(iter(choices.values())).trial.model
+            mine = [self.models[index][model].view(tables[index]) for index in choices]
+            held_out = None
+            if validation is not None:
+                held_out = [self.models[index][model].view(validation[index]) for index in choices]
+            begun = None
+            if initial is not None:
+                begun = jax.tree.map(lambda leaf: leaf[np.array(list(choices))], initial)
+            return Training(self, mine, list(choices.values()), training_key, begun, held_out, store)
 
         saved = None
         if store is not None:
-            saved = store.latest(training().saved_state())
-        if saved is not None:
-            choices = [_choice_of(noted) for noted in saved.notes["choices"]]
-        elif len(candidates) > 1:
-            choices = self._choose(tables, candidates, choosing_key)
-        run = training()
-        if saved is not None:
-            run.resume(saved)
-        return run.trained(callbacks)
+            saved = store.latest(lambda notes: training(_numbered(_choices_of(notes))).saved_state())
+        choices = _choices_of(saved.notes) if saved is not None else self._choose(tables, choosing_key)
+        found: dict[int, Ensemble] = {}
+        for model in sorted({choice.trial.model for choice in choices}):
+            run = training({i: choice for i, choice in enumerate(choices) if choice.trial.model == model})
+            if saved is not None:
+                run.resume(saved)
+            ensembles, signal = run.trained(callbacks)
+            numbers = [i for i, choice in enumerate(choices) if choice.trial.model == model]
+            found |= dict(zip(numbers, ensembles, strict=True))
+            if signal is not None:
+                return Ensembles(list(found.values()), signal)
+        return Ensembles([found[index] for index in range(len(tables))])
 
-    def _choose(
-        self, tables: list[Table], candidates: tuple[Candidate, ...], key: Key[Array, ""]
-    ) -> list[Choice]:
-        recipe, parts = self.recipe, folds_of(tables, key)
-        steps = min(recipe.steps, CHOOSING_STEPS)
-        smaller = dataclasses.replace(recipe, particles=multiple_of_devices(CHOOSING_PARTICLES, recipe.mesh))
-        trained = [part.trained for part in parts]
-        plan = Plan.of(self.loss, self.prior, smaller, max(len(table.weights) for table in trained))
+    def _choose(self, tables: list[Table], key: Key[Array, ""]) -> list[Choice]:
+        """Where there are several models, they share the time that one has to itself."""
+        fewest = min(len(table.weights) for table in tables)
+        candidates = self.recipe.candidates(fewest)
+        models = range(len(self.models[0]) if fewest >= FEWEST_TO_CHOOSE else 1)
+        trials = [Trial(model, candidate) for model in models for candidate in candidates]
+        if len(trials) == 1:
+            return [Choice(trials[0], 1.0, {})] * len(tables)
+        effort = ALONE if len(models) == 1 else BESIDE_OTHERS
+        parts = folds_of(tables, key)
+        found: list[dict[Trial, list[np.ndarray]]] = [{} for _ in tables]
+        for model in models:
+            for part, densities in self._tried(model, parts, candidates, effort, key):
+                for candidate, rows in zip(candidates, densities, strict=True):
+                    found[part.table].setdefault(Trial(model, candidate), []).append(rows)
+        return [
+            choose(
+                {trial: np.concatenate(rows, axis=-1) for trial, rows in of_table.items()},
+                np.concatenate([part.held_out.weights for part in parts if part.table == table]),
+            )
+            for table, of_table in enumerate(found)
+        ]
+
+    def _tried(
+        self,
+        model: int,
+        parts: list[Fold],
+        candidates: tuple[Candidate, ...],
+        effort: Effort,
+        key: Key[Array, ""],
+    ) -> list[tuple[Fold, Float[np.ndarray, "c s rows"]]]:
+        """Every fold, and the log densities of its held-out rows under a model that was trained on the
+        others."""
+        recipe, shared = self.recipe, self.models[0][model]
+        trained = [self.models[part.table][model].view(part.trained) for part in parts]
+        steps = math.ceil(effort.steps * min(self.steps(model), CHOOSING_STEPS))
+        smaller = dataclasses.replace(recipe, particles=multiple_of_devices(effort.particles, recipe.mesh))
+        plan = Plan.of(shared.loss, shared.prior, smaller, max(len(table.weights) for table in trained))
         trials = Trials(plan, trained, [list(candidates)] * len(parts), steps, key)
-        signal = self.drive(trials, steps, "choosing the prior's weight")
+        what = "the prior's weight" if len(self.models[0]) == 1 else f"between models: {shared.shape.name}"
+        signal = self.drive(trials, steps, f"choosing {what}")
         if signal is not None:
             raise KeyboardInterrupt(
-                f"{signal} at step {trials.step} of {steps} of choosing the prior's weight: nothing was "
-                "trained yet; with prior_weight=1.0 there is nothing to choose."
+                f"{signal} at step {trials.step} of {steps} of choosing {what}: nothing was trained yet; "
+                "with hidden, encoding, likelihood and prior_weight there is nothing to choose."
             )
-        spreads = jnp.asarray(SPREADS, jnp.float32) if recipe.calibrate else None
-        held_out = [part.held_out for part in parts]
-        return choices_of(parts, trials.log_densities(trials.members(), held_out, spreads), candidates)
+        spreads = jnp.asarray(SPREADS, jnp.float32) if shared.calibrate else None
+        held_out = [self.models[part.table][model].view(part.held_out) for part in parts]
+        densities = trials.log_densities(trials.members(), held_out, spreads)
+        return [
+            (part, self.models[part.table][model].comparable(rows, part.held_out))
+            for part, rows in zip(parts, densities, strict=True)
+        ]
 
     def drive(self, trials: Trials, end: int, name: str, callbacks: Sequence[Callback] = ()) -> str | None:
         """To step `end`; the name of a signal that ended it before."""
@@ -161,14 +229,14 @@ class Training(Trials):
         validation: list[Table] | None,
         store: Store | None,
     ):
-        recipe = trainer.recipe
-        chosen = [choice.candidate for choice in choices]
-        plan = Plan.of(trainer.loss, trainer.prior, recipe, max(len(table.weights) for table in tables))
-        super().__init__(plan, tables, [[candidate] for candidate in chosen], recipe.steps, key, initial)
+        recipe, model = trainer.recipe, trainer.models[0][choices[0].trial.model]
+        chosen, steps = [choice.trial.candidate for choice in choices], trainer.steps(choices[0].trial.model)
+        plan = Plan.of(model.loss, model.prior, recipe, max(len(table.weights) for table in tables))
+        super().__init__(plan, tables, [[candidate] for candidate in chosen], steps, key, initial)
         self.trainer, self.choices, self.store = trainer, choices, store
         # Where the step size has come to 0 for all tables, nothing moves.
-        self.end = max(math.ceil(candidate.steps * recipe.steps) for candidate in chosen)
-        self.ends = [round(candidate.steps * recipe.steps) for candidate in chosen]
+        self.end = max(math.ceil(candidate.steps * steps) for candidate in chosen)
+        self.ends = [round(candidate.steps * steps) for candidate in chosen]
         self.log = Log(max(self.end // RECORDS, 1))
         self.best = None if validation is None else Best(self, validation, self.end)
         self.pauses = [self.log.record_every]
@@ -177,8 +245,9 @@ class Training(Trials):
         if store is not None:
             self.pauses.append(store.checkpoint.every)
 
-    def trained(self, callbacks: Sequence[Callback]) -> Ensembles:
-        """From where it is to the end, or to where a callback or a signal ends it."""
+    def trained(self, callbacks: Sequence[Callback]) -> tuple[list[Ensemble], str | None]:
+        """From where it is to the end, or to where a callback or a signal ends it: the ensembles, and the
+        signal."""
         signal = None
         if self.step == 0:
             self._record()
@@ -192,8 +261,12 @@ class Training(Trials):
         members, taken = self.members(), [min(self.step, end) for end in self.ends]
         if self.best is not None and self.best.members is not None:
             members, taken = self.best.members, self.best.steps
-        particles = jax.tree.map(lambda leaf: leaf[:, 0], members)
-        return Ensembles(particles, self.choices, taken, self.ends, self._histories(), signal)
+        columns = zip(self.choices, taken, self.ends, self._histories(), strict=True)
+        ensembles = [
+            Ensemble(choice, _of_table(members, index), steps, planned, history)
+            for index, (choice, steps, planned, history) in enumerate(columns)
+        ]
+        return ensembles, signal
 
     def advance(self, budget: int, end: int) -> None:
         first, before = self.step, self.state
@@ -284,10 +357,24 @@ def _of_table(states: Any, index: int) -> Any:
 
 def _noted(choice: Choice) -> dict[str, Any]:
     """As JSON, whose numbers are as exact as ours."""
-    scores = [[*candidate, score] for candidate, score in choice.scores.items()]
-    return {"candidate": list(choice.candidate), "spread": choice.spread, "scores": scores}
+    scores = [[*_flat(trial), score] for trial, score in choice.scores.items()]
+    return {"trial": _flat(choice.trial), "spread": choice.spread, "scores": scores}
 
 
-def _choice_of(noted: dict[str, Any]) -> Choice:
-    scores = {Candidate(weight, steps): score for weight, steps, score in noted["scores"]}
-    return Choice(Candidate(*noted["candidate"]), noted["spread"], scores)
+def _flat(trial: Trial) -> list[float]:
+    return [trial.model, *trial.candidate]
+
+
+def _choices_of(notes: dict[str, Any]) -> list[Choice]:
+    def trial(model: int, *candidate: float) -> Trial:
+        return Trial(model, Candidate(*candidate))
+
+    def choice(noted: dict[str, Any]) -> Choice:
+        scores = {trial(*row[:-1]): row[-1] for row in noted["scores"]}
+        return Choice(trial(*noted["trial"]), noted["spread"], scores)
+
+    return [choice(noted) for noted in notes["choices"]]
+
+
+def _numbered(choices: list[Choice]) -> dict[int, Choice]:
+    return dict(enumerate(choices))

@@ -1,0 +1,120 @@
+"""The ways to see a table among which held-out rows choose: how its columns are encoded, the network, and the
+law of its targets."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from measureflow.core.validation import require_count
+from measureflow.networks.losses import NegativeLogLikelihood
+from measureflow.saving.registry import saved
+from measureflow.spaces.measures import Gaussian
+from measureflow.tables.encoding import PiecewiseLinear
+from measureflow.tables.table import Table
+
+# From this many rows on, one layer is wider.
+_MANY_ROWS = 20_000
+
+
+@saved
+class Shape(NamedTuple):
+    """What tells models apart.
+
+    Attributes
+    ----------
+    hidden
+        Widths of the hidden layers.
+    encoding
+        The number of bins for a column of numbers; 0 leaves it as it is.
+    likelihood
+        As `likelihood=` of an estimator; None for classes.
+    """
+
+    hidden: tuple[int, ...]
+    encoding: int
+    likelihood: Any = None
+
+    @property
+    def name(self) -> str:
+        """For people: "16, 16 units, 16 bins, mixture"."""
+        parts = [f"{', '.join(map(str, self.hidden))} units" if self.hidden else "no hidden layer"]
+        parts += [f"{self.encoding} bins"] if self.encoding else []
+        law = self.likelihood
+        if law is not None:
+            parts.append(law if isinstance(law, str) else type(law).__name__)
+        return ", ".join(parts)
+
+
+def _one_layer(rows: int) -> tuple[int, ...]:
+    return (50,) if rows <= _MANY_ROWS else (100,)
+
+
+def default_shapes(rows: int, likelihoods: tuple[Any, ...]) -> tuple[Shape, ...]:
+    """What held-out rows of a table may choose from, the simplest first. `likelihoods` has a plain law and,
+    where there is one, a law that bends."""
+    plain, bending = likelihoods[0], likelihoods[-1]
+    shapes = (
+        Shape(_one_layer(rows), 0, plain),
+        Shape(_one_layer(rows), 16, plain),
+        Shape((16,) * 4, 0, bending),
+        Shape(_one_layer(rows), 16, bending),
+    )
+    return tuple(dict.fromkeys(shapes))
+
+
+def given(shapes: Iterable[Shape], **settings: Any) -> tuple[Shape, ...]:
+    """Those shapes with the settings that are not None in the place of their own: each once."""
+    asked = {name: value for name, value in settings.items() if value is not None}
+    changed = [shape._replace(**asked) for shape in shapes]
+    return tuple(shape for i, shape in enumerate(changed) if shape not in changed[:i])
+
+
+class Model(NamedTuple):
+    """One way to see a table.
+
+    Attributes
+    ----------
+    shape
+        What it was made of.
+    loss, prior
+        ℓ(θ, batch), which holds network and likelihood, and P.
+    steps
+        How long its ensembles are trained.
+    calibrate
+        Whether the spread of its predictive law can be chosen: the law must be Normal's, Student's, or a
+        mixture of Normals.
+    encoding
+        What makes more numbers of the columns, if anything does.
+    targets
+        Targets as they are in the table ↦ as the likelihood sees them; None where these are the same.
+    log_volume
+        Targets as they are in the table ↦ log |dz/dy| of each, by which densities of models that see them in
+        other units can be compared; None where it is 0.
+    """
+
+    shape: Shape
+    loss: NegativeLogLikelihood
+    prior: Gaussian
+    steps: int
+    calibrate: bool = True
+    encoding: PiecewiseLinear | None = None
+    targets: Callable[[np.ndarray], np.ndarray] | None = None
+    log_volume: Callable[[np.ndarray], np.ndarray] | None = None
+
+    def view(self, table: Table) -> Table:
+        """The table as this model sees it."""
+        inputs = table.inputs if self.encoding is None else self.encoding(table.inputs)
+        targets = table.targets if self.targets is None else self.targets(table.targets)
+        return table._replace(inputs=inputs, targets=targets)
+
+    def comparable(self, densities: np.ndarray, table: Table) -> np.ndarray:
+        """Log densities of a table's rows, in the units that all models share."""
+        return densities if self.log_volume is None else densities + self.log_volume(table.targets)
+
+
+def require_encoding(encoding: Any) -> int | None:
+    """None, 0, or a number of bins."""
+    if encoding is None or (isinstance(encoding, int) and encoding == 0):
+        return encoding
+    return require_count("encoding", encoding, 2, "it counts a column's bins; 0 is none, None chooses.")
