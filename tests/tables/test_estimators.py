@@ -36,10 +36,11 @@ pytestmark = [
 ]
 
 # Linear models without noise compile fastest, and the rules do not look at the method.
-SHELL = {"method": "DE", "hidden": (), "particles": 3, "steps": 1_000, "step_size": 0.05, "prior_weight": 1.0}
+SHELL = {"method": "DE", "hidden": (), "encoding": 0, "particles": 3, "steps": 1_000, "step_size": 0.05, "prior_weight": 1.0}
 # Programs are shared by all tests whose tables have the same shape: (40, 3) where nothing else is said.
 QUICK = {
     "hidden": (8,),
+    "encoding": 0,
     "particles": 4,
     "steps": 2_000,
     "step_size": 0.05,
@@ -56,7 +57,7 @@ NO_BITS = {
 
 @pytest.mark.xdist_group("regressor's checks")
 @parametrize_with_checks(
-    [EnsembleRegressor(**SHELL)],
+    [EnsembleRegressor(**SHELL, likelihood="heteroscedastic")],
     expected_failed_checks=lambda _: NO_BITS,
 )
 def test_the_regressor_keeps_to_the_rules(estimator, check):
@@ -80,11 +81,11 @@ TEST_X, TEST_Y = table(300, seed=1)
 
 
 def regressor(**settings):
-    return EnsembleRegressor(**(QUICK | settings))
+    return EnsembleRegressor(**({"likelihood": "heteroscedastic"} | QUICK | settings))
 
 
 def shell(**settings):
-    return EnsembleRegressor(**(SHELL | {"random_state": 0} | settings))
+    return EnsembleRegressor(**({"likelihood": "heteroscedastic"} | SHELL | {"random_state": 0} | settings))
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ pytestmark = [
 SHELL = {
     "method": "DE",
     "hidden": (),
+    "encoding": 0,
     "particles": 3,
     "steps": 1_000,
     "step_size": 0.05,
@@ -41,7 +42,7 @@ LABELS = np.where(Y > 0, "up", "down")
 
 
 def shell(**settings):
-    return EnsembleRegressor(**(SHELL | settings))
+    return EnsembleRegressor(**({"likelihood": "heteroscedastic"} | SHELL | settings))
 
 
 def classifier(**settings):

@@ -28,6 +28,7 @@ STEPS = 2_000
 SETTINGS = {
     "method": "DE",
     "hidden": (),
+    "encoding": 0,
     "particles": 3,
     "steps": STEPS,
     "step_size": 0.05,
@@ -45,7 +46,7 @@ X, Y = table()
 
 
 def regressor(**settings):
-    return mf.EnsembleRegressor(**(SETTINGS | {"prior_weight": 1.0} | settings))
+    return mf.EnsembleRegressor(**(SETTINGS | {"likelihood": "heteroscedastic", "prior_weight": 1.0} | settings))
 
 
 def same(mine, others):

@@ -44,6 +44,10 @@ def _smallest_scale(value: Any) -> Float[Array, ""]:
     )
 
 
+def _largest_scale(value: Any) -> Float[Array, ""] | None:
+    return None if value is None else positive_number("largest_scale", value, "None is no bound.")
+
+
 class AbstractLikelihood(eqx.Module):
     """outputs of a network ↦ p(y | outputs), for every case.
 
@@ -104,16 +108,20 @@ class Heteroscedastic(AbstractLikelihood):
         How many numbers a case has to predict.
     smallest_scale
         ε > 0, in units of the targets that the network sees.
+    largest_scale
+        With a bound L, scales are L tanh(softplus(o)/L) + ε: for laws of log y, whose mean and variance grow
+        as the exponential of a squared scale.
     """
 
     smallest_scale: Float[Array, ""] = eqx.field(default=1e-4, kw_only=True, converter=_smallest_scale)
+    largest_scale: Float[Array, ""] | None = eqx.field(default=None, kw_only=True, converter=_largest_scale)
 
     @property
     def outputs_per_target(self) -> int:
         return 2
 
     def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
-        return dist.Normal(outputs[..., 0], _scale(outputs[..., 1], self.smallest_scale))
+        return dist.Normal(outputs[..., 0], _scale(outputs[..., 1], self.smallest_scale, self.largest_scale))
 
 
 @saved
@@ -186,10 +194,14 @@ class NormalMixture(AbstractLikelihood):
         How many numbers a case has to predict.
     smallest_scale
         ε > 0, in units of the targets that the network sees.
+    largest_scale
+        With a bound L, scales are L tanh(softplus(o)/L) + ε: for laws of log y, whose mean and variance grow
+        as the exponential of a squared scale.
     """
 
     components: int = eqx.field(static=True, default=5, kw_only=True, converter=_number_of_components)
     smallest_scale: Float[Array, ""] = eqx.field(default=1e-4, kw_only=True, converter=_smallest_scale)
+    largest_scale: Float[Array, ""] | None = eqx.field(default=None, kw_only=True, converter=_largest_scale)
 
     @property
     def outputs_per_target(self) -> int:
@@ -198,7 +210,8 @@ class NormalMixture(AbstractLikelihood):
     def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
         logits, means, scales = jnp.split(outputs, 3, axis=-1)
         return MixtureSameFamily(
-            CategoricalLogits(logits), dist.Normal(means, _scale(scales, self.smallest_scale))
+            CategoricalLogits(logits),
+            dist.Normal(means, _scale(scales, self.smallest_scale, self.largest_scale)),
         )
 
 
@@ -283,8 +296,14 @@ class NegativeBinomial(AbstractLikelihood):
         return dist.NegativeBinomial2(_mean_count(outputs[..., 0]), concentration)
 
 
-def _scale(output: Float[Array, "*batch"], smallest: Float[Array, ""]) -> Float[Array, "*batch"]:
-    return softplus(output) + smallest.astype(output.dtype)
+def _scale(
+    output: Float[Array, "*batch"], smallest: Float[Array, ""], largest: Float[Array, ""] | None = None
+) -> Float[Array, "*batch"]:
+    scale = softplus(output)
+    if largest is not None:
+        bound = largest.astype(output.dtype)
+        scale = bound * jnp.tanh(scale / bound)
+    return scale + smallest.astype(output.dtype)
 
 
 def _mean_count(output: Float[Array, "*batch"]) -> Float[Array, "*batch"]:

@@ -22,12 +22,13 @@ from measureflow.networks.likelihoods import AbstractLikelihood, distribution_of
 from measureflow.networks.network import Network, outputs_of
 from measureflow.networks.rescaling import require_rescalable
 from measureflow.networks.validation import require_likelihood, require_network
+from measureflow.prediction.logarithmic import LogMixture
 from measureflow.prediction.mixture import Mixture
 from measureflow.prediction.units import Units, unit
 from measureflow.saving.registry import require, saved
 from measureflow.spaces.empirical import Empirical
 
-__all__ = ["BLOCK", "Mixture", "Predictive"]
+__all__ = ["BLOCK", "LogMixture", "Mixture", "Predictive"]
 
 # Rows are evaluated so many at a time. Always: the last digits of a row's result depend on the size of its
 # block, and a new size is a new program.
@@ -86,6 +87,9 @@ class Predictive(eqx.Module):
         then in the units of y, in float64.
     spread
         A factor for the width of the mixture about its mean, as held-out rows may ask for.
+    log
+        Whether the network sees log y: then location, scale and spread are of log y, and what is predicted
+        is a `LogMixture`, the law of y itself.
     """
 
     network: Network
@@ -94,6 +98,7 @@ class Predictive(eqx.Module):
     location: Float[Array | np.ndarray, "..."] | None
     scale: Float[Array | np.ndarray, "..."] | None
     spread: Float[Array, ""] | None
+    log: bool = eqx.field(static=True)
     # Known while tracing, too, when location and scale are not.
     _units_fit: bool = eqx.field(static=True, init=False)
 
@@ -105,6 +110,7 @@ class Predictive(eqx.Module):
         location: Any = None,
         scale: Any = None,
         spread: Any = None,
+        log: bool = False,
     ):
         require_network(network)
         require_likelihood(likelihood)
@@ -115,6 +121,7 @@ class Predictive(eqx.Module):
         self.spread = None
         if spread is not None:
             self.spread = positive_number("spread", spread, "None leaves the law as it is.")
+        self.log = bool(log)
         self._units_fit = Units(self.location, self.scale).fit
 
     @or_fields
@@ -123,8 +130,8 @@ class Predictive(eqx.Module):
         spread = "" if self.spread is None else f", spread {shown(self.spread)}"
         return f"Predictive({measure!r}, likelihood {likelihood}{spread})"
 
-    def __call__(self, inputs: PyTree) -> Mixture:
-        """The mixture for all rows: batch shape (rows,).
+    def __call__(self, inputs: PyTree) -> Any:
+        """The mixture for all rows, a `Mixture` or a `LogMixture`: batch shape (rows,).
 
         It holds the outputs of all particles for all rows, and NumPyro's methods compile for each number of
         rows; `map` does neither.
@@ -154,7 +161,7 @@ class Predictive(eqx.Module):
             return function(self(inputs))
         return _in_blocks(eqx.Partial(_compiled_map, self, function), inputs)
 
-    def _mixture(self, outputs: Float[Array, "rows n k"]) -> Mixture:
+    def _mixture(self, outputs: Float[Array, "rows n k"]) -> Any:
         if not isinstance(self.likelihood, AbstractLikelihood):
             _require_last_axis_only(self.likelihood, outputs)
         distribution = distribution_of(self.likelihood, outputs)
@@ -163,7 +170,8 @@ class Predictive(eqx.Module):
             units = Units(self.location, self.scale, fit=self._units_fit)
             require_rescalable(distribution, units.location, units.scale)
             mixture = mixture.in_units(units)
-        return mixture if self.spread is None else mixture.widened(self.spread)
+        mixture = mixture if self.spread is None else mixture.widened(self.spread)
+        return LogMixture(mixture) if self.log else mixture
 
 
 def _number_or_one_per_target(name: str, value: Any) -> Float[Array | np.ndarray, "..."]:

@@ -95,6 +95,34 @@ def normal_mixture_crps(
     return score
 
 
+def log_normal_mixture_crps(
+    weights: np.ndarray, loc: np.ndarray, scale: np.ndarray, targets: np.ndarray
+) -> np.ndarray:
+    """Σᵢ wᵢ E|Xᵢ − y| − ½ Σᵢⱼ wᵢwⱼ E|Xᵢ − Xⱼ| for Xᵢ = exp(N(μᵢ, σᵢ²)), where for independent X, X′
+
+        E|X − X′| = E[X] erf((μ − μ′ + σ²)/√2d) + E[X′] erf((μ′ − μ + σ′²)/√2d),   d² = σ² + σ′²,
+
+    and a number y > 0 is a law with σ = 0."""
+    weights = np.broadcast_to(weights, loc.shape)
+    means = np.exp(loc + 0.5 * np.square(scale))
+
+    def apart(one: Any, other: Any) -> np.ndarray:
+        (mean, mu, sigma), (mean_, mu_, sigma_) = one, other
+        root = np.sqrt(2) * np.hypot(sigma, sigma_)
+        first = mean * scipy.special.erf((mu - mu_ + np.square(sigma)) / root)
+        return first + mean_ * scipy.special.erf((mu_ - mu + np.square(sigma_)) / root)
+
+    y = targets[..., None]
+    score = np.sum(weights * apart((means, loc, scale), (y, np.log(y), np.zeros_like(y))), axis=-1)
+    # A law with itself: ½ · 2 E[X] erf(σ/2).
+    score -= np.sum(np.square(weights) * means * scipy.special.erf(scale / 2), axis=-1)
+    for i in range(loc.shape[-1] - 1):
+        one, others = np.s_[..., i : i + 1], np.s_[..., i + 1 :]
+        pairs = apart(*((means[part], loc[part], scale[part]) for part in (one, others)))
+        score -= np.sum(weights[one] * weights[others] * pairs, axis=-1)
+    return score
+
+
 def quadrature_crps(distribution: Distribution, targets: np.ndarray) -> np.ndarray:
     """With any centre m, the tails T±(r) = P(±(X − m) > r), d = |y − m| and the sign ± of y − m,
 

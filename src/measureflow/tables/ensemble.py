@@ -200,7 +200,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
             self.input_mean_, self.input_scale_ = moments("X", X, weights, names)
             self._set_targets(y, weights)
         inputs = standardised(X, self.input_mean_, self.input_scale_)
-        models = (self._last_model(len(inputs)),) if again else self._models(inputs, y)
+        models = (self._last_model(len(inputs), y),) if again else self._models(inputs, y, weights)
         return Prepared(Table.of(inputs, self._checked(y, models), weights), models)
 
     def _goes_on(self) -> bool:
@@ -220,7 +220,15 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         """What held-out rows may choose from."""
 
     @abc.abstractmethod
-    def _head(self, likelihood: Any) -> Head:
+    def _units_for(self, likelihood: Any, y: np.ndarray, weights: np.ndarray) -> Any:
+        """How a law sees targets; None for classes."""
+
+    @abc.abstractmethod
+    def _target_units(self) -> Any:
+        """How the law of the last fit sees targets."""
+
+    @abc.abstractmethod
+    def _head(self, likelihood: Any, units: Any) -> Head:
         """The likelihood, the network's outputs, and how many constants follow them."""
 
     @abc.abstractmethod
@@ -228,7 +236,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         """Targets that every model can see: as they are, or numbers of classes."""
 
     @abc.abstractmethod
-    def _seen(self, model: Model) -> Model:
+    def _seen(self, model: Model, units: Any, y: np.ndarray) -> Model:
         """With what it makes of targets."""
 
     def _units(self) -> tuple[Any, Any]:
@@ -261,26 +269,29 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
                 f"validation_fraction must be between 0 and 1, got {self.validation_fraction}; try 0.1."
             )
 
-    def _models(self, inputs: np.ndarray, y: np.ndarray) -> "tuple[Model, ...]":
+    def _models(self, inputs: np.ndarray, y: np.ndarray, weights: np.ndarray) -> "tuple[Model, ...]":
         """Those that held-out rows may choose from, the simplest first."""
         hidden = None if self.hidden is None else tuple(self.hidden)
         shapes = given(self._shapes(y), hidden=hidden, encoding=require_encoding(self.encoding))
         bins = {shape.encoding for shape in shapes} - {0}
         encodings = {number: PiecewiseLinear.learn(inputs, number) for number in bins}
-        return tuple(self._model(shape, inputs, encodings.get(shape.encoding)) for shape in shapes)
+        models = []
+        for shape in shapes:
+            encoding, units = encodings.get(shape.encoding), self._units_for(shape.likelihood, y, weights)
+            head = self._head(shape.likelihood, units)
+            features = inputs.shape[1] if encoding is None else encoding.width
+            network = Network.mlp(features, shape.hidden, head.outputs, self.activation)
+            network = network.with_constants(head.constants) if head.constants else network
+            model = self._model(shape, network, head.likelihood, encoding, len(inputs))
+            models.append(self._seen(model, units, y))
+        return tuple(models)
 
-    def _model(self, shape: Shape, inputs: np.ndarray, encoding: PiecewiseLinear | None) -> Model:
-        head = self._head(shape.likelihood)
-        features = inputs.shape[1] if encoding is None else encoding.width
-        network = Network.mlp(features, shape.hidden, head.outputs, self.activation)
-        network = network.with_constants(head.constants) if head.constants else network
-        return self._model_of(shape, network, head.likelihood, encoding, len(inputs))
-
-    def _last_model(self, rows: int) -> Model:
+    def _last_model(self, rows: int, y: np.ndarray) -> Model:
         """That of the fit that a warm start goes on from."""
-        return self._model_of(self.shape_, self.network_, self.likelihood_, self.encoding_, rows)
+        model = self._model(self.shape_, self.network_, self.likelihood_, self.encoding_, rows)
+        return self._seen(model, self._target_units(), y)
 
-    def _model_of(
+    def _model(
         self,
         shape: Shape,
         network: Network,
@@ -291,15 +302,15 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         prior = network.prior()
         steps = self.steps or steps_for(rows, dimension(prior.mean), classes=is_classifier(self))
         loss = NegativeLogLikelihood(network, likelihood)
-        calibrate = changes_units(network, likelihood)
-        return self._seen(Model(shape, loss, prior, steps, calibrate, encoding))
+        return Model(shape, loss, prior, steps, changes_units(network, likelihood), encoding)
 
     def _require_unchanged(self) -> None:
         """A warm start goes on with the particles that there are: what shapes them must be as it was."""
         shape = self.shape_
-        (now,) = given([shape], hidden=self.hidden and tuple(self.hidden), encoding=self.encoding)
+        hidden = shape.hidden if self.hidden is None else tuple(self.hidden)
+        changed = hidden != shape.hidden or self.encoding not in (None, shape.encoding)
         likelihood = getattr(self, "likelihood", None)
-        changed = now != shape or (likelihood is not None and likelihood != shape.likelihood)
+        changed |= likelihood is not None and not eqx.tree_equal(likelihood, shape.likelihood)
         inner, particles = perceptron(self.network_), len(jax.tree.leaves(self.particles_)[0])
         changed |= inner is not None and inner.activation != self.activation
         if changed or particles != self.particles:
@@ -368,12 +379,15 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
     def _predictive(self, location: Any = None, scale: Any = None) -> Predictive:
         particles = jax.tree.map(jnp.asarray, self.particles_)
         spread = self.spread_ if self._has_units() else None
-        return Predictive(self.network_, self.likelihood_, particles, location, scale, spread)
+        log = getattr(self, "target_log_", False)
+        return Predictive(self.network_, self.likelihood_, particles, location, scale, spread, log)
 
     def _map(self, function: Callable, X: Any) -> Any:
         """`function` of the predictive mixture of every row, in the units that the network sees."""
         rows = self._rows(X)
-        values = self._predictive().map(function, rows)
+        # Of log y, the scale is inside the exponential; its location is a factor outside.
+        unit = (0.0, self._units()[1]) if getattr(self, "target_log_", False) else ()
+        values = self._predictive(*unit).map(function, rows)
         return jax.tree.map(lambda value: np.asarray(value, np.float64), values)
 
     def _rows(self, X: Any) -> np.ndarray:

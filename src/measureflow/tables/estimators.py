@@ -22,8 +22,16 @@ from measureflow.tables.ensemble import AbstractEnsemble
 from measureflow.tables.in_files import in_files, require_units
 from measureflow.tables.methods import Method
 from measureflow.tables.models import Model, Shape, default_shapes
-from measureflow.tables.scaling import moments
-from measureflow.tables.targets import Head, head_for, law_of, require_support, smallest_scale
+from measureflow.tables.targets import (
+    Head,
+    TargetUnits,
+    head_for,
+    is_of_logarithms,
+    law_of,
+    likelihoods_for,
+    require_support,
+)
+from measureflow.tables.training import Ensemble
 
 
 @in_files
@@ -109,6 +117,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     target_shape_: tuple[int, ...]
     target_mean_: np.ndarray
     target_scale_: np.ndarray
+    target_log_: bool
     smallest_scale_: float
 
     def __init__(
@@ -185,8 +194,6 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
 
     def _set_targets(self, y: np.ndarray, weights: np.ndarray) -> None:
         self.target_shape_ = y.shape[1:]
-        self.target_mean_, self.target_scale_ = moments("y", y, weights)
-        self.smallest_scale_ = smallest_scale(y, self.target_scale_)
 
     def _require_targets(self) -> None:
         shape = self.target_shape_
@@ -194,16 +201,24 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         require(counts and len(shape) <= 1, "target_shape_ is no shape of targets")
         require_units("target", self.target_mean_, self.target_scale_, shape)
         positive_number("smallest_scale_", self.smallest_scale_, "")
+        is_log = is_of_logarithms(getattr(self.shape_, "likelihood", None))
+        require(self.target_log_ is is_log, "target_log_ is not that of the likelihood")
 
     def _targets(self) -> int:
         return self.target_shape_[0] if self.target_shape_ else 1
 
     def _shapes(self, y: np.ndarray) -> tuple[Shape, ...]:
-        laws = ("heteroscedastic", "mixture") if self.likelihood is None else (self.likelihood,)
+        laws = likelihoods_for(y) if self.likelihood is None else (self.likelihood,)
         return default_shapes(len(y), laws)
 
-    def _head(self, likelihood: Any) -> Head:
-        return head_for(likelihood, self._targets(), self.target_mean_, self.smallest_scale_)
+    def _units_for(self, likelihood: Any, y: np.ndarray, weights: np.ndarray) -> TargetUnits:
+        return TargetUnits.of(likelihood, y, weights)
+
+    def _target_units(self) -> TargetUnits:
+        return TargetUnits(self.target_mean_, self.target_scale_, self.smallest_scale_, self.target_log_)
+
+    def _head(self, likelihood: Any, units: TargetUnits) -> Head:
+        return head_for(likelihood, self._targets(), units.mean, units.floor)
 
     def _units(self) -> tuple[Any, Any]:
         if not self._has_units():
@@ -217,13 +232,19 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
             require_support(law, y, model.shape.likelihood)
         return y if self._targets() > 1 else y.reshape(len(y))
 
-    def _seen(self, model: Model) -> Model:
-        mean, scale = (np.squeeze(part) for part in (self.target_mean_, self.target_scale_))
-        if model.calibrate:
-            return model._replace(targets=functools.partial(_standardised, mean, scale))
-        # Held-out densities are those of standardised targets.
-        volume = functools.partial(_log_volume, float(np.sum(np.log(scale))))
-        return model._replace(targets=_single, log_volume=volume)
+    def _seen(self, model: Model, units: TargetUnits, y: np.ndarray) -> Model:
+        # Held-out densities are compared as those of standardised targets.
+        volume = float(np.sum(np.log(np.std(y, axis=0)))) if np.all(np.std(y, axis=0) > 0) else 0.0
+        seen = units.standardised if model.calibrate else _single
+        shifted = functools.partial(_log_volume, units if units.log else None, volume)
+        volumes = shifted if units.log or not model.calibrate else None
+        return model._replace(units=units, targets=seen, log_volume=volumes)
+
+    def _take(self, found: Ensemble, models: tuple[Model, ...]) -> None:
+        super()._take(found, models)
+        units = models[found.choice.trial.model].units
+        self.target_mean_, self.target_scale_ = units.mean, units.scale
+        self.smallest_scale_, self.target_log_ = units.floor, units.log
 
     def _in_units(self, values: np.ndarray, shifted: bool = True) -> np.ndarray:
         """As the targets were given: in their columns, and in their units, which may need more digits than
@@ -231,6 +252,9 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         values = values.reshape(len(values), *self.target_shape_)
         if not self._has_units():
             return values
+        if self.target_log_:
+            # Exponentials of what the network sees, times its scale: all but the mean of log y is there.
+            return np.exp(self.target_mean_) * values
         return self.target_scale_ * values + (self.target_mean_ if shifted else 0.0)
 
 
@@ -395,29 +419,29 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     def _shapes(self, y: np.ndarray) -> tuple[Shape, ...]:
         return default_shapes(len(y), (None,))
 
-    def _head(self, likelihood: Any) -> Head:
+    def _units_for(self, likelihood: Any, y: np.ndarray, weights: np.ndarray) -> None:
+        return None
+
+    def _target_units(self) -> None:
+        return None
+
+    def _head(self, likelihood: Any, units: TargetUnits | None) -> Head:
         return Head(Categorical(classes=len(self.classes_)), len(self.classes_))
 
     def _checked(self, y: np.ndarray, models: tuple[Model, ...]) -> np.ndarray:
         return np.searchsorted(self.classes_, y).astype(np.int32)
 
-    def _seen(self, model: Model) -> Model:
+    def _seen(self, model: Model, units: TargetUnits | None, y: np.ndarray) -> Model:
         return model
-
-
-# What models make of targets: named, so that models can be compared.
-
-
-def _standardised(mean: np.ndarray, scale: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return ((y - mean) / scale).astype(np.float32)
 
 
 def _single(y: np.ndarray) -> np.ndarray:
     return y.astype(np.float32)
 
 
-def _log_volume(volume: float, y: np.ndarray) -> np.ndarray:
-    return np.full(len(y), volume)
+def _log_volume(units: TargetUnits | None, volume: float, y: np.ndarray) -> np.ndarray:
+    """log |dz/dy|, z as the network sees it, and y in standard deviations."""
+    return volume + (np.zeros(len(y)) if units is None else units.log_volume(y))
 
 
 # Functions of a block's mixture: named, so that each is one program.

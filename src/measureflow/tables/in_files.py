@@ -93,7 +93,10 @@ def _require_sound(estimator: Any) -> None:
     # Its numbers are the file's own: those of another version may be others.
     shape, encoding = estimator.shape_, estimator.encoding_
     require(_is_shape(shape), "shape_ is no shape of a model")
-    now, then = (_law(law) for law in (estimator._head(shape.likelihood)[0], estimator.likelihood_))
+    now, then = (
+        _law(law)
+        for law in (estimator._head(shape.likelihood, estimator._target_units())[0], estimator.likelihood_)
+    )
     require(now == then, "likelihood_ is not that of the settings and the targets")
     require(encoding is None or isinstance(encoding, PiecewiseLinear), "encoding_ is no encoding")
     require((0 if encoding is None else encoding.bins) == shape.encoding, "encoding_ has not so many bins")

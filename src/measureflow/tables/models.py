@@ -60,14 +60,22 @@ def default_shapes(rows: int, likelihoods: tuple[Any, ...]) -> tuple[Shape, ...]
         Shape((16,) * 4, 0, bending),
         Shape(_one_layer(rows), 16, bending),
     )
-    return tuple(dict.fromkeys(shapes))
+    return _each_once(shapes)
 
 
 def given(shapes: Iterable[Shape], **settings: Any) -> tuple[Shape, ...]:
     """Those shapes with the settings that are not None in the place of their own: each once."""
     asked = {name: value for name, value in settings.items() if value is not None}
-    changed = [shape._replace(**asked) for shape in shapes]
-    return tuple(shape for i, shape in enumerate(changed) if shape not in changed[:i])
+    return _each_once(shape._replace(**asked) for shape in shapes)
+
+
+def _each_once(shapes: Iterable[Shape]) -> tuple[Shape, ...]:
+    # A likelihood of one's own is the same if it is the very object.
+    known: dict[Any, Shape] = {}
+    for shape in shapes:
+        law = shape.likelihood if isinstance(shape.likelihood, str) else id(shape.likelihood)
+        known.setdefault((shape.hidden, shape.encoding, law), shape)
+    return tuple(known.values())
 
 
 class Model(NamedTuple):
@@ -86,6 +94,8 @@ class Model(NamedTuple):
         mixture of Normals.
     encoding
         What makes more numbers of the columns, if anything does.
+    units
+        Those of the targets, as the estimator keeps them.
     targets
         Targets as they are in the table ↦ as the likelihood sees them; None where these are the same.
     log_volume
@@ -99,6 +109,7 @@ class Model(NamedTuple):
     steps: int
     calibrate: bool = True
     encoding: PiecewiseLinear | None = None
+    units: Any = None
     targets: Callable[[np.ndarray], np.ndarray] | None = None
     log_volume: Callable[[np.ndarray], np.ndarray] | None = None
 

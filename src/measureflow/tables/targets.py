@@ -18,11 +18,16 @@ from measureflow.networks.network import Network, outputs_of
 from measureflow.networks.rescaling import is_rescalable
 from measureflow.networks.validation import require_likelihood
 from measureflow.saving.registry import require, saved
+from measureflow.tables.scaling import moments
 
 # In units of the targets' standard deviation: noise below this is not believed, and noise above this is.
 _SMALLEST_SCALE, _LARGEST_FLOOR = 1e-3, 0.5
 # Targets are taken to be rounded where so large a share of the rows has a value that another row has, too.
 _REPEATED = 0.1
+# In standard deviations of log y: a law that knows x is no wider than that of all targets.
+_LARGEST_LOG_SCALE = 1.0
+# In nats a row: by so much must a law of log y be ahead to be tried.
+_CLEARLY = 0.1
 
 #: By the names that `likelihood=` takes.
 LIKELIHOODS: dict[str, Any] = {
@@ -33,6 +38,8 @@ LIKELIHOODS: dict[str, Any] = {
     "poisson": likelihoods.Poisson,
     "negative_binomial": likelihoods.NegativeBinomial,
 }
+#: Laws of log y: of the numbers > 0, by the law that the network predicts of their logarithm.
+OF_LOGARITHMS = {"log_normal": "heteroscedastic", "log_mixture": "mixture"}
 # What targets must be, where a law is one of some numbers only.
 _SUPPORTS = (
     (constraints.nonnegative_integer, "counts 0, 1, 2, …"),
@@ -63,6 +70,36 @@ _KNOWN = {
     likelihoods.Categorical: False,
     Shifted: False,
 }
+
+
+class TargetUnits(NamedTuple):
+    """How a network sees targets: z = (y − mean)/scale, of log y if `log`; as they are where it has a law of
+    other numbers. `floor` is the smallest scale of its law, in units of z."""
+
+    mean: np.ndarray
+    scale: np.ndarray
+    floor: float
+    log: bool = False
+
+    @classmethod
+    def of(cls, likelihood: Any, y: np.ndarray, weights: np.ndarray) -> "TargetUnits":
+        """Those of a table's targets, for a law that `likelihood=` stands for."""
+        log = is_of_logarithms(likelihood)
+        if log:
+            _require_positive(likelihood, y)
+            # Rounding is of y, and much finer where y is large: there is no one step of log y.
+            return cls(*moments("log y", np.log(y), weights), _SMALLEST_SCALE, log)
+        mean, scale = moments("y", y, weights)
+        return cls(mean, scale, smallest_scale(y, scale))
+
+    def standardised(self, y: np.ndarray) -> np.ndarray:
+        """As the network sees them."""
+        values = np.log(y) if self.log else y
+        return ((values - np.squeeze(self.mean)) / np.squeeze(self.scale)).astype(np.float32)
+
+    def log_volume(self, y: np.ndarray) -> np.ndarray:
+        """log |dz/dy| of one target, for every row."""
+        return np.full(len(y), -np.log(np.squeeze(self.scale))) - (np.log(y) if self.log else 0.0)
 
 
 class Head(NamedTuple):
@@ -103,14 +140,17 @@ def head_for(given: Any, targets: int, mean: Any, floor: float = _SMALLEST_SCALE
         return Head(given[0], require_count("outputs of likelihood", given[1], 1, "it counts what is read."))
     if isinstance(given, AbstractLikelihood):
         return _head(given, targets, mean)
-    if isinstance(given, str) and given in LIKELIHOODS:
-        law, options = LIKELIHOODS[given], {"targets": targets}
+    if isinstance(given, str) and given in (*LIKELIHOODS, *OF_LOGARITHMS):
+        law = LIKELIHOODS[OF_LOGARITHMS.get(given, given)]
+        options: dict[str, Any] = {"targets": targets}
+        if is_of_logarithms(given):
+            options["largest_scale"] = _LARGEST_LOG_SCALE
         if any(field.name == "smallest_scale" for field in dataclasses.fields(law)):
             options["smallest_scale"] = floor
         return _head(law(**options), targets, mean)
     raise ValueError(
-        f"likelihood must be one of {', '.join(LIKELIHOODS)}, got {given!r}; or pass one of mf.likelihoods, "
-        "or (function, number of outputs that it reads)."
+        f"likelihood must be one of {', '.join((*LIKELIHOODS, *OF_LOGARITHMS))}, got {given!r}; or pass one "
+        "of mf.likelihoods, or (function, number of outputs that it reads)."
     )
 
 
@@ -140,6 +180,38 @@ def changes_units(network: Network, likelihood: Callable) -> bool:
     if type(likelihood) in _KNOWN:
         return _KNOWN[type(likelihood)]
     return is_rescalable(law_of(network, likelihood))
+
+
+def is_of_logarithms(likelihood: Any) -> bool:
+    """Whether the network predicts log y."""
+    return isinstance(likelihood, str) and likelihood in OF_LOGARITHMS
+
+
+def _require_positive(likelihood: Any, y: np.ndarray) -> None:
+    if y.ndim > 1:
+        raise ValueError(f"likelihood={likelihood!r} is a law of one target, got y of shape {y.shape}.")
+    if not np.all(y > 0):
+        raise ValueError(
+            f"y must hold numbers > 0 for likelihood={likelihood!r}, got {y[~(y > 0)][0]:g}; use "
+            "likelihood='mixture'."
+        )
+
+
+def likelihoods_for(y: np.ndarray) -> tuple[str, ...]:
+    """Laws that held-out rows may choose from: a plain one and one that bends, of log y where that is much
+    nearer to a Normal law than y is."""
+    if y.ndim == 1 and np.all(y > 0) and _gain_of_logarithm(y) > _CLEARLY:
+        return "heteroscedastic", "log_mixture"
+    return "heteroscedastic", "mixture"
+
+
+def _gain_of_logarithm(y: np.ndarray) -> float:
+    """By how many nats a row a log-normal law is ahead of a Normal one, both fitted to all targets."""
+    logarithms = np.log(y)
+    deviations = np.std(logarithms), np.std(y)
+    if min(deviations) == 0:
+        return 0.0
+    return float(np.log(deviations[1]) - np.log(deviations[0]) - np.mean(logarithms))
 
 
 def require_support(law: Distribution, y: np.ndarray, likelihood: Any) -> None:

@@ -1,0 +1,177 @@
+"""Laws of positive numbers: exp(Y), for the mixture over particles Y that a network predicts of log y."""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from numpyro.distributions import Distribution, MixtureSameFamily, Normal, constraints
+from numpyro.distributions.util import validate_sample
+
+from measureflow.core.pytrees import is_concrete
+from measureflow.core.showing import counted
+from measureflow.prediction.cumulative import class_probabilities
+from measureflow.prediction.mixture import Mixture, Numbers
+from measureflow.prediction.ranked_probability import as_float64, log_normal_mixture_crps, normal_components
+
+
+class LogMixture(Distribution):
+    """The law of exp(Y), for a mixture Y of Normals: (1/N) Σᵢ Σₖ πᵢₖ LogNormal(mᵢₖ, sᵢₖ), of numbers > 0.
+
+    It has the methods of `Mixture`. Its density has the Jacobian of the logarithm, p(y) = p_Y(log y)/y, and
+    its quantiles are those of Y, through exp.
+
+    Parameters
+    ----------
+    logarithm
+        The law of Y = log y: Normals, or mixtures of Normals, in units or without.
+    """
+
+    support = constraints.positive
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+    pytree_data_fields = ("logarithm",)
+
+    def __init__(self, logarithm: Mixture, *, validate_args: bool | None = None):
+        component = logarithm._component_distribution
+        normal = component.component_distribution if isinstance(component, MixtureSameFamily) else component
+        if not isinstance(normal, Normal):
+            raise TypeError(
+                f"logarithm must be a mixture of Normals, got {type(normal).__name__}; other laws of log y "
+                "have no finite mean of y."
+            )
+        self.logarithm = logarithm
+        super().__init__(logarithm.batch_shape, (), validate_args=validate_args)
+
+    def __repr__(self) -> str:
+        size = counted(self.logarithm.mixture_size, "particle")
+        return f"LogMixture({size}, batch shape {self.batch_shape})"
+
+    def _powers(self, power: int) -> Float[Array, "*batch n"]:
+        """E[exp(p·scale·Zᵢ)] of every particle, Zᵢ its law in standard units: exp(p s mᵢ + ½ p² s² σᵢ²)."""
+        scale = self.logarithm.scale
+        factor = jnp.asarray(power * (1.0 if scale is None else scale), jnp.result_type(float))
+        component = self.logarithm._component_distribution
+        if isinstance(component, MixtureSameFamily):
+            normal, factor = component.component_distribution, factor[..., None]
+        else:
+            normal = component
+        loc, deviation = jnp.asarray(normal.loc), jnp.asarray(normal.scale)
+        grown = jnp.exp(factor * loc + 0.5 * jnp.square(factor * deviation))
+        if isinstance(component, MixtureSameFamily):
+            return jnp.sum(class_probabilities(component.mixing_distribution) * grown, axis=-1)
+        return grown
+
+    def _in_units(self, value: Float[Array, "..."], power: int) -> Numbers:
+        """Times exp(p·location)."""
+        location = self.logarithm.location
+        if location is None:
+            return value
+        if is_concrete((value, location)):
+            with np.errstate(over="ignore"):
+                return np.asarray(np.exp(power * np.asarray(location)) * np.asarray(value, np.float64))
+        return jnp.exp(jnp.asarray(power * location, value.dtype)) * value
+
+    @property
+    def mean(self) -> Any:
+        """E[exp(Y)] = (1/N) Σᵢ exp(mᵢ + sᵢ²/2)."""
+        return self._in_units(jnp.mean(self._powers(1), axis=-1), 1)
+
+    @property
+    def variance(self) -> Any:
+        """Aleatoric + epistemic variance."""
+        means, squares = self._powers(1), self._powers(2)
+        return self._in_units(jnp.mean(squares, axis=-1) - jnp.square(jnp.mean(means, axis=-1)), 2)
+
+    @property
+    def aleatoric_variance(self) -> Numbers:
+        """(1/N) Σᵢ Var[exp(Yᵢ)]: the noise that every particle expects."""
+        return self._in_units(jnp.mean(self._powers(2) - jnp.square(self._powers(1)), axis=-1), 2)
+
+    @property
+    def epistemic_variance(self) -> Numbers:
+        """How far the particles' means disagree."""
+        return self._in_units(jnp.var(self._powers(1), axis=-1), 2)
+
+    @property
+    def std(self) -> Numbers:
+        """√Var."""
+        variance = self.variance
+        return np.sqrt(variance) if isinstance(variance, np.ndarray) else jnp.sqrt(variance)
+
+    @property
+    def stddev(self) -> Numbers:
+        """`std`, by PyTorch's name."""
+        return self.std
+
+    @property
+    def median(self) -> Numbers:
+        """The ½-quantile."""
+        return self.quantile(0.5)
+
+    @property
+    def marginals(self) -> "LogMixture":
+        """Itself: there is one target."""
+        return self
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Any:
+        """Draws."""
+        return _exp(self.logarithm.sample(key, sample_shape))
+
+    @validate_sample
+    def log_prob(self, value: Any) -> Any:
+        """log p_Y(log y) − log y; −∞ for y ≤ 0."""
+        logarithm = _log(value)
+        density = self.logarithm.log_prob(logarithm)
+        return jnp.where(jnp.isfinite(logarithm), density - jnp.asarray(logarithm, density.dtype), -jnp.inf)
+
+    def cdf(self, value: Any) -> Float[Array, "..."]:
+        """P(exp(Y) ≤ value)."""
+        return self.logarithm.cdf(_log(value))
+
+    def quantile(self, q: Any) -> Numbers:
+        """The smallest y with P(exp(Y) ≤ y) ≥ q: see `Mixture.quantile`."""
+        return _exp(self.logarithm.quantile(q))
+
+    def icdf(self, q: Any) -> Any:
+        """`quantile`, by NumPyro's name and rules."""
+        return _exp(self.logarithm.icdf(q))
+
+    def interval(self, coverage: Any) -> tuple[Numbers, Numbers]:
+        """The central interval (low, high)."""
+        low, high = self.logarithm.interval(coverage)
+        return _exp(low), _exp(high)
+
+    def between_tails(self, tail: Any) -> tuple[Numbers, Numbers]:
+        """(low, high) with P(Y ≤ low) = P(Y > high) = tail."""
+        low, high = self.logarithm.between_tails(tail)
+        return _exp(low), _exp(high)
+
+
+def _exp(values: Any) -> Any:
+    if isinstance(values, jax.Array):
+        return jnp.exp(values)
+    with np.errstate(over="ignore"):
+        return np.exp(values)
+
+
+def _log(values: Any) -> Any:
+    """log y, −∞ for y ≤ 0."""
+    if isinstance(values, jax.Array):
+        return jnp.where(values > 0, jnp.log(jnp.maximum(values, jnp.finfo(values.dtype).tiny)), -jnp.inf)
+    values = np.asarray(values, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(values > 0, np.log(values), -np.inf)
+
+
+def log_mixture_crps(law: LogMixture, targets: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """The continuous ranked probability score of every row."""
+    components = normal_components(law.logarithm.standardised, targets.shape)
+    assert components is not None, "they are Normals"
+    weights, loc, scale = components
+    location, unit = law.logarithm.location, law.logarithm.scale
+    if unit is not None:
+        loc, scale = as_float64(location) + as_float64(unit) * loc, as_float64(unit) * scale
+    # Laws of numbers > 0 give none below: there y is as far away as its distance to 0 makes it.
+    inside = np.maximum(targets, np.finfo(np.float64).tiny)
+    return log_normal_mixture_crps(weights, loc, scale, inside) + (inside - targets)
