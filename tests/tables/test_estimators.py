@@ -36,7 +36,15 @@ pytestmark = [
 ]
 
 # Linear models without noise compile fastest, and the rules do not look at the method.
-SHELL = {"method": "DE", "hidden": (), "encoding": 0, "particles": 3, "steps": 1_000, "step_size": 0.05, "prior_weight": 1.0}
+SHELL = {
+    "method": "DE",
+    "hidden": (),
+    "encoding": 0,
+    "particles": 3,
+    "steps": 1_000,
+    "step_size": 0.05,
+    "prior_weight": 1.0,
+}
 # Programs are shared by all tests whose tables have the same shape: (40, 3) where nothing else is said.
 QUICK = {
     "hidden": (8,),

@@ -46,7 +46,9 @@ X, Y = table()
 
 
 def regressor(**settings):
-    return mf.EnsembleRegressor(**(SETTINGS | {"likelihood": "heteroscedastic", "prior_weight": 1.0} | settings))
+    return mf.EnsembleRegressor(
+        **(SETTINGS | {"likelihood": "heteroscedastic", "prior_weight": 1.0} | settings)
+    )
 
 
 def same(mine, others):

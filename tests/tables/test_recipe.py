@@ -352,9 +352,7 @@ def test_batches_reach_the_same():
 def test_parametric_inference_reaches_the_best_gaussian():
     """The mean-field minimiser of KL has the posterior's mean, and the diagonal of its precision."""
     table = a_table(30, seed=2, weights=np.arange(1, 31))
-    (found,) = stacked_coefficients(
-        trained([table], "FD-GVI", key(0), particles=1_000, prior_weight=100.0)
-    )
+    (found,) = stacked_coefficients(trained([table], "FD-GVI", key(0), particles=1_000, prior_weight=100.0))
     mean, precision = ridge(table, 100.0)
     deviation = 1 / np.sqrt(np.diag(precision))
     assert np.all(deviation < 0.5), "narrower than the prior"

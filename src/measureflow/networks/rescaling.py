@@ -108,5 +108,12 @@ def rescaled(distribution: Distribution, location: Any, scale: Any) -> Distribut
     return _rescaled(distribution, location, jnp.broadcast_to(scale, per_target))
 
 
+def widened(distribution: Distribution, centre: Any, factor: Any) -> Distribution:
+    """The law of centre + factor·(Y − centre), where both broadcast against the distribution's own axes."""
+    if not is_rescalable(distribution):
+        raise _without_units(_of_one_target(distribution))
+    return _rescaled(distribution, (1 - factor) * centre, factor)
+
+
 def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     return all(size in (1, full) for size, full in zip(shape, whole, strict=True))

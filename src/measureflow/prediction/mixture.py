@@ -14,10 +14,11 @@ from numpyro.distributions.util import validate_sample
 
 from measureflow.core.pytrees import is_concrete, strong
 from measureflow.core.showing import counted
-from measureflow.core.validation import positive_number, require_representable
-from measureflow.networks.rescaling import require_rescalable, rescaled
+from measureflow.core.validation import require_positive, require_representable
+from measureflow.networks.rescaling import require_rescalable, rescaled, widened
 from measureflow.prediction.cumulative import class_probabilities
 from measureflow.prediction.quantiles import CLASSES, compiled_tails, mixture_quantile, smallest_tail
+from measureflow.prediction.spread import Spread
 from measureflow.prediction.units import Units, as_jax_has_it
 
 # What the methods of a mixture return: of JAX, or, in units, of NumPy in double precision. Those that NumPyro
@@ -285,11 +286,26 @@ class Mixture(MixtureSameFamily):
 
     def widened(self, factor: Any) -> "Mixture":
         """The law of m + factor·(Y − m), m = E[Y]: the same mean, and `factor` times the standard deviation.
-        A factor above 1 widens the law, one below 1 narrows it."""
-        factor = positive_number("factor", factor, "1 leaves the law as it is.")
-        mean = jnp.expand_dims(self.standardised.mean, self.mixture_dim)
-        wide = rescaled(self._component_distribution, (1 - factor) * mean, factor)
-        return Mixture(wide).in_units(self._units)
+        A factor above 1 widens the law, one below 1 narrows it.
+
+        Parameters
+        ----------
+        factor
+            A number, or one for each row (and target); or a `Spread`, whose factor depends on how wide the
+            law of a row is.
+        """
+        law = self.standardised
+        mean = jnp.expand_dims(law.mean, self.mixture_dim)
+        if isinstance(factor, Spread):
+            numbers = jnp.expand_dims(factor.of(jnp.sqrt(law.variance)), self.mixture_dim)
+        else:
+            require_positive("factor", factor, "1 leaves the law as it is.")
+            numbers = jnp.asarray(factor, mean.dtype)
+            if numbers.ndim:
+                whole = jnp.broadcast_to(numbers, self.batch_shape + self.event_shape)
+                numbers = jnp.expand_dims(whole, self.mixture_dim)
+        numbers = jnp.broadcast_to(numbers, mean.shape)
+        return Mixture(widened(self._component_distribution, mean, numbers)).in_units(self._units)
 
     @property
     def probs(self) -> Float[Array, "..."]:

@@ -24,6 +24,7 @@ from measureflow.networks.rescaling import require_rescalable
 from measureflow.networks.validation import require_likelihood, require_network
 from measureflow.prediction.logarithmic import LogMixture
 from measureflow.prediction.mixture import Mixture
+from measureflow.prediction.spread import Spread
 from measureflow.prediction.units import Units, unit
 from measureflow.saving.registry import require, saved
 from measureflow.spaces.empirical import Empirical
@@ -86,7 +87,8 @@ class Predictive(eqx.Module):
         Where targets were standardised, (y − location)/scale: numbers, or one per target. Predictions are
         then in the units of y, in float64.
     spread
-        A factor for the width of the mixture about its mean, as held-out rows may ask for.
+        A factor for the width of the mixture about its mean, as held-out rows may ask for: a number, or a
+        `Spread`.
     log
         Whether the network sees log y: then location, scale and spread are of log y, and what is predicted
         is a `LogMixture`, the law of y itself.
@@ -97,7 +99,7 @@ class Predictive(eqx.Module):
     particles: Particles
     location: Float[Array | np.ndarray, "..."] | None
     scale: Float[Array | np.ndarray, "..."] | None
-    spread: Float[Array, ""] | None
+    spread: Spread | None
     log: bool = eqx.field(static=True)
     # Known while tracing, too, when location and scale are not.
     _units_fit: bool = eqx.field(static=True, init=False)
@@ -120,14 +122,16 @@ class Predictive(eqx.Module):
         self.scale = None if scale is None else _number_or_one_per_target("scale", scale)
         self.spread = None
         if spread is not None:
-            self.spread = positive_number("spread", spread, "None leaves the law as it is.")
+            if not isinstance(spread, Spread):
+                spread = Spread(positive_number("spread", spread, "None leaves the law as it is."))
+            self.spread = spread
         self.log = bool(log)
         self._units_fit = Units(self.location, self.scale).fit
 
     @or_fields
     def __repr__(self) -> str:
         measure, likelihood = Empirical(self.particles), shown(self.likelihood)
-        spread = "" if self.spread is None else f", spread {shown(self.spread)}"
+        spread = "" if self.spread is None else f", spread {shown(self.spread.factor)}"
         return f"Predictive({measure!r}, likelihood {likelihood}{spread})"
 
     def __call__(self, inputs: PyTree) -> Any:

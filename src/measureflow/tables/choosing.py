@@ -19,9 +19,11 @@ from measureflow.tables.table import Table
 FEWEST_TO_CHOOSE = 50
 # From this many rows on, one held-out tenth (of at most so many rows) says as much as three folds.
 MANY, MOST_HELD_OUT, FOLDS = 5_000, 5_000, 3
-# Factors for the spread of the predictive law, the middle one 1.
-SPREADS = np.exp(np.linspace(-1.2, 1.2, 41))
-# The spread is shrunk towards 1 as if there were so many rows more, for which 1 is right.
+# (factor, power) for the spread of the predictive law: see `Spread`. The first one changes nothing.
+FACTORS, POWERS = np.exp(np.linspace(-1.2, 2.4, 61)), (1.0, 0.5, 0.0)
+SPREADS = np.array([(1.0, 1.0), *((factor, power) for power in POWERS for factor in FACTORS)])
+NO_SPREAD = (1.0, 1.0)
+# The spread is shrunk towards none as if there were so many rows more, for which none is right.
 _BELIEVED = 50
 
 
@@ -37,12 +39,14 @@ Densities: TypeAlias = Mapping[Trial, Float[np.ndarray, "s rows"]]
 
 
 class Choice(NamedTuple):
-    """What held-out rows choose, and their mean log predictive density for every trial at its best; empty
-    where there was nothing to choose."""
+    """What held-out rows choose: a trial, the factor and the power of its spread, their mean log predictive
+    density for every trial at its best (empty where there was nothing to choose), and the typical deviation
+    that the spread refers to."""
 
     trial: Trial
-    spread: float
+    spread: tuple[float, float]
     scores: dict[Trial, float]
+    typical: float = 1.0
 
 
 class Fold(NamedTuple):
@@ -71,12 +75,22 @@ def folds_of(tables: list[Table], key: Key[Array, ""]) -> list[Fold]:
     ]
 
 
+def trials_of(models: int, candidates: tuple[Candidate, ...], rows: int) -> list[Trial]:
+    """What is tried on a table of so many rows."""
+    return [
+        Trial(model, candidate)
+        for model in range(models if rows >= FEWEST_TO_CHOOSE else 1)
+        for candidate in candidates
+    ]
+
+
 def choose(densities: Densities, weights: Float[np.ndarray, " rows"]) -> Choice:
     """The trial with the best mean log density, at the spread that suits it best.
 
-    Where rows are few, the best spread is chance. So log s has a normal law about 0 to begin with, as if
-    there were 50 rows more whose spread is right: about its best s, the log density of a row falls as
-    (log s)². A run that diverged has no density, and is never taken while another has one.
+    Where rows are few, the best spread is chance. So its numbers have normal laws about those of no spread to
+    begin with, as if there were 50 rows more for which that is right: about its best factor f, the log
+    density of a row falls as (log f)². A run that diverged has no density, and is never taken while another
+    has one.
     """
     found = {trial: _scored(rows, weights) for trial, rows in densities.items()}
     chosen = max(found, key=lambda trial: found[trial][0])
@@ -85,10 +99,10 @@ def choose(densities: Densities, weights: Float[np.ndarray, " rows"]) -> Choice:
 
 def _scored(
     densities: Float[np.ndarray, "s rows"], weights: Float[np.ndarray, " rows"]
-) -> tuple[float, float]:
+) -> tuple[float, tuple[float, float]]:
     """The mean log density at the best spread, and that spread."""
-    spreads = SPREADS if len(densities) > 1 else np.ones(1)
+    factors, powers = (SPREADS if len(densities) > 1 else SPREADS[:1]).T
     means = np.where(np.isfinite(densities), densities, -np.inf) @ (weights / weights.sum())
-    doubts = _BELIEVED / len(weights) * np.log(spreads) ** 2
+    doubts = _BELIEVED / len(weights) * (np.log(factors) ** 2 + (1 - powers) ** 2)
     best = int(np.argmax(means - doubts))
-    return float(means[best]), float(spreads[best])
+    return float(means[best]), (float(factors[best]), float(powers[best]))

@@ -22,6 +22,7 @@ from measureflow.core.validation import positive_number, require_count
 from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.networks.network import Network, perceptron
 from measureflow.prediction.predictive import Mixture, Predictive
+from measureflow.prediction.spread import Spread
 from measureflow.runs.checkpoint import Checkpoint
 from measureflow.runs.driver import Callback, require_callback
 from measureflow.runs.history import History
@@ -64,6 +65,8 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
     particles_: Any
     prior_weight_: float
     spread_: float
+    spread_power_: float
+    typical_deviation_: float
     n_iter_: int
     history_: History
     validation_scores_: dict[str, np.ndarray]
@@ -300,7 +303,10 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         rows: int,
     ) -> Model:
         prior = network.prior()
-        steps = self.steps or steps_for(rows, dimension(prior.mean), classes=is_classifier(self))
+        simple = shape.encoding == 0 and len(shape.hidden) <= 1
+        steps = self.steps or steps_for(
+            rows, dimension(prior.mean), classes=is_classifier(self), simple=simple
+        )
         loss = NegativeLogLikelihood(network, likelihood)
         return Model(shape, loss, prior, steps, changes_units(network, likelihood), encoding)
 
@@ -362,7 +368,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
     def _take(self, found: Ensemble, models: "tuple[Model, ...]") -> None:
         choice, model = found.choice, models[found.choice.trial.model]
         if not self._goes_on():
-            self.spread_ = choice.spread
+            (self.spread_, self.spread_power_), self.typical_deviation_ = choice.spread, choice.typical
         self.shape_, self.encoding_ = model.shape, model.encoding
         self.network_, self.likelihood_ = model.loss.network, model.loss.likelihood
         self.particles_ = jax.tree.map(np.asarray, found.particles)
@@ -378,7 +384,9 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
 
     def _predictive(self, location: Any = None, scale: Any = None) -> Predictive:
         particles = jax.tree.map(jnp.asarray, self.particles_)
-        spread = self.spread_ if self._has_units() else None
+        spread = None
+        if self._has_units():
+            spread = Spread(self.spread_, self.spread_power_, self.typical_deviation_)
         log = getattr(self, "target_log_", False)
         return Predictive(self.network_, self.likelihood_, particles, location, scale, spread, log)
 

@@ -79,8 +79,10 @@ def _require_sound(estimator: Any) -> None:
     require(isinstance(hidden, tuple | list | None) and len(hidden or ()) < 100, "hidden is not widths")
     Network.mlp(1, hidden or (), 1, estimator.activation)
     require(seed is None or require_count("random_state", seed, 0, "") < 2**32, "random_state is too large")
-    for name in ("prior_weight_", "spread_"):
+    for name in ("prior_weight_", "spread_", "typical_deviation_"):
         positive_number(name, getattr(estimator, name), "")
+    power = estimator.spread_power_
+    require(isinstance(power, float) and 0 <= power <= 1, "spread_power_ is not between 0 and 1")
     require_count("n_iter_", estimator.n_iter_, 0, "")
     require(isinstance(estimator.history_, History), "history_ is no history")
     require(_are_scores(estimator.validation_scores_), "validation_scores_ are no scores")

@@ -13,8 +13,10 @@ from measureflow.spaces.measures import Gaussian
 from measureflow.tables.encoding import PiecewiseLinear
 from measureflow.tables.table import Table
 
-# From this many rows on, one layer is wider.
-_MANY_ROWS = 20_000
+# From so many rows on, one layer is wider, and several are.
+_MANY_ROWS, _ENOUGH_ROWS = 20_000, 5_000
+# Bins for a column of numbers.
+_BINS = 16
 
 
 @saved
@@ -46,19 +48,17 @@ class Shape(NamedTuple):
         return ", ".join(parts)
 
 
-def _one_layer(rows: int) -> tuple[int, ...]:
-    return (50,) if rows <= _MANY_ROWS else (100,)
-
-
 def default_shapes(rows: int, likelihoods: tuple[Any, ...]) -> tuple[Shape, ...]:
     """What held-out rows of a table may choose from, the simplest first. `likelihoods` has a plain law and,
     where there is one, a law that bends."""
     plain, bending = likelihoods[0], likelihoods[-1]
+    wide = (50,) if rows <= _MANY_ROWS else (100,)
+    deep = (16,) * 4 if rows < _ENOUGH_ROWS else (32,) * 3
     shapes = (
-        Shape(_one_layer(rows), 0, plain),
-        Shape(_one_layer(rows), 16, plain),
-        Shape((16,) * 4, 0, bending),
-        Shape(_one_layer(rows), 16, bending),
+        Shape(wide, 0, plain),
+        Shape(wide, _BINS, bending),
+        Shape(deep, 0, bending),
+        Shape(deep, _BINS, bending),
     )
     return _each_once(shapes)
 

@@ -21,13 +21,14 @@ from measureflow.runs.fingerprints import fingerprint
 from measureflow.runs.history import History, Log
 from measureflow.runs.solution import DivergenceError
 from measureflow.tables.choosing import (
-    FEWEST_TO_CHOOSE,
+    NO_SPREAD,
     SPREADS,
     Choice,
     Fold,
     Trial,
     choose,
     folds_of,
+    trials_of,
 )
 from measureflow.tables.methods import Candidate
 from measureflow.tables.models import Model
@@ -38,18 +39,9 @@ from measureflow.tables.trials import Plan, Trials, multiple_of_devices
 
 # How many records history has, beside the first.
 RECORDS = 48
-# Choosing takes no more steps than these.
+# Choosing takes no more steps than these, and so many particles, of one model and of several.
 CHOOSING_STEPS = 20_000
-
-
-class Effort(NamedTuple):
-    """How long a choice is made: with so many particles, for a share of the steps."""
-
-    particles: int
-    steps: float
-
-
-ALONE, BESIDE_OTHERS = Effort(8, 1.0), Effort(6, 0.5)
+CHOOSING_PARTICLES = (8, 6)
 
 
 class Ensemble(NamedTuple):
@@ -155,44 +147,46 @@ class Trainer:
         return Ensembles([found[index] for index in range(len(tables))])
 
     def _choose(self, tables: list[Table], key: Key[Array, ""]) -> list[Choice]:
-        """Where there are several models, they share the time that one has to itself."""
+        """By folds that are held out, for each table."""
         fewest = min(len(table.weights) for table in tables)
-        candidates = self.recipe.candidates(fewest)
-        models = range(len(self.models[0]) if fewest >= FEWEST_TO_CHOOSE else 1)
-        trials = [Trial(model, candidate) for model in models for candidate in candidates]
+        trials = trials_of(len(self.models[0]), self.recipe.candidates(fewest), fewest)
         if len(trials) == 1:
-            return [Choice(trials[0], 1.0, {})] * len(tables)
-        effort = ALONE if len(models) == 1 else BESIDE_OTHERS
+            return [Choice(trials[0], NO_SPREAD, {})] * len(tables)
+        models = sorted({trial.model for trial in trials})
+        particles = CHOOSING_PARTICLES[len(models) > 1]
         parts = folds_of(tables, key)
         found: list[dict[Trial, list[np.ndarray]]] = [{} for _ in tables]
+        typical: list[dict[Trial, list[float]]] = [{} for _ in tables]
         for model in models:
-            for part, densities in self._tried(model, parts, candidates, effort, key):
-                for candidate, rows in zip(candidates, densities, strict=True):
-                    found[part.table].setdefault(Trial(model, candidate), []).append(rows)
-        return [
+            mine = [trial for trial in trials if trial.model == model]
+            for part, densities, widths in self._tried(mine, parts, particles, key):
+                for trial, rows, width in zip(mine, densities, widths, strict=True):
+                    found[part.table].setdefault(trial, []).append(rows)
+                    typical[part.table].setdefault(trial, []).append(width)
+        choices = [
             choose(
                 {trial: np.concatenate(rows, axis=-1) for trial, rows in of_table.items()},
                 np.concatenate([part.held_out.weights for part in parts if part.table == table]),
             )
             for table, of_table in enumerate(found)
         ]
+        return [
+            choice._replace(typical=float(np.exp(np.mean(np.log(widths[choice.trial])))))
+            for choice, widths in zip(choices, typical, strict=True)
+        ]
 
     def _tried(
-        self,
-        model: int,
-        parts: list[Fold],
-        candidates: tuple[Candidate, ...],
-        effort: Effort,
-        key: Key[Array, ""],
-    ) -> list[tuple[Fold, Float[np.ndarray, "c s rows"]]]:
-        """Every fold, and the log densities of its held-out rows under a model that was trained on the
-        others."""
+        self, tried: list[Trial], parts: list[Fold], particles: int, key: Key[Array, ""]
+    ) -> list[tuple[Fold, Float[np.ndarray, "c s rows"], Float[np.ndarray, " c"]]]:
+        """Every fold, the log densities of its held-out rows under trials of one model that were trained on
+        the others, and how wide their laws are."""
+        model, candidates = tried[0].model, [trial.candidate for trial in tried]
         recipe, shared = self.recipe, self.models[0][model]
         trained = [self.models[part.table][model].view(part.trained) for part in parts]
-        steps = math.ceil(effort.steps * min(self.steps(model), CHOOSING_STEPS))
-        smaller = dataclasses.replace(recipe, particles=multiple_of_devices(effort.particles, recipe.mesh))
+        steps = min(self.steps(model), CHOOSING_STEPS)
+        smaller = dataclasses.replace(recipe, particles=multiple_of_devices(particles, recipe.mesh))
         plan = Plan.of(shared.loss, shared.prior, smaller, max(len(table.weights) for table in trained))
-        trials = Trials(plan, trained, [list(candidates)] * len(parts), steps, key)
+        trials = Trials(plan, trained, [candidates] * len(parts), steps, key)
         what = "the prior's weight" if len(self.models[0]) == 1 else f"between models: {shared.shape.name}"
         signal = self.drive(trials, steps, f"choosing {what}")
         if signal is not None:
@@ -202,10 +196,10 @@ class Trainer:
             )
         spreads = jnp.asarray(SPREADS, jnp.float32) if shared.calibrate else None
         held_out = [self.models[part.table][model].view(part.held_out) for part in parts]
-        densities = trials.log_densities(trials.members(), held_out, spreads)
+        scored = trials.scored(trials.members(), held_out, spreads)
         return [
-            (part, self.models[part.table][model].comparable(rows, part.held_out))
-            for part, rows in zip(parts, densities, strict=True)
+            (part, self.models[part.table][model].comparable(rows, part.held_out), widths)
+            for part, (rows, widths) in zip(parts, scored, strict=True)
         ]
 
     def drive(self, trials: Trials, end: int, name: str, callbacks: Sequence[Callback] = ()) -> str | None:
@@ -358,7 +352,8 @@ def _of_table(states: Any, index: int) -> Any:
 def _noted(choice: Choice) -> dict[str, Any]:
     """As JSON, whose numbers are as exact as ours."""
     scores = [[*_flat(trial), score] for trial, score in choice.scores.items()]
-    return {"trial": _flat(choice.trial), "spread": choice.spread, "scores": scores}
+    spread = [*choice.spread, choice.typical]
+    return {"trial": _flat(choice.trial), "spread": spread, "scores": scores}
 
 
 def _flat(trial: Trial) -> list[float]:
@@ -371,7 +366,8 @@ def _choices_of(notes: dict[str, Any]) -> list[Choice]:
 
     def choice(noted: dict[str, Any]) -> Choice:
         scores = {trial(*row[:-1]): row[-1] for row in noted["scores"]}
-        return Choice(trial(*noted["trial"]), noted["spread"], scores)
+        factor, power, typical = noted["spread"]
+        return Choice(trial(*noted["trial"]), (factor, power), scores, typical)
 
     return [choice(noted) for noted in notes["choices"]]
 

@@ -18,6 +18,7 @@ from measureflow.flows.flow import AbstractFlow, particle_leaves
 from measureflow.flows.preconditioners import RMSPreconditioner
 from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.prediction.predictive import Predictive
+from measureflow.prediction.spread import spread_factors
 from measureflow.runs.batches import data_key, on_device
 from measureflow.runs.driver import AbstractRun
 from measureflow.runs.loop import repeat
@@ -143,13 +144,21 @@ class Plan(eqx.Module):
         return root_mean_square_norm(problem.free_energy(rows).wasserstein_gradient(members))
 
     def log_densities(
-        self, spreads: Float[Array, " s"] | None, particles: Particles, inputs: Array, targets: Array
-    ) -> Float[Array, "s rows"]:
-        """log (1/N) Σᵢ p(y | x, θᵢ) of every row, for every factor of the spread; None is 1, for any law."""
+        self, spreads: Float[Array, "s 2"] | None, particles: Particles, inputs: Array, targets: Array
+    ) -> tuple[Float[Array, "s rows"], Float[Array, ""]]:
+        """log (1/N) Σᵢ p(y | x, θᵢ) of every row, for every factor and power of the spread, and the typical
+        deviation that these refer to; None is no spread, for any law."""
         mixture = Predictive(self.loss.network, self.loss.likelihood, particles)(inputs)
         if spreads is None:
-            return mixture.log_prob(targets)[None]
-        return jax.lax.map(lambda spread: mixture.widened(spread).log_prob(targets), spreads)
+            return mixture.log_prob(targets)[None], jnp.ones(())
+        deviations = jnp.sqrt(mixture.variance)
+        typical = jnp.exp(jnp.mean(jnp.log(deviations)))
+
+        def density(spread: Float[Array, "2"]) -> Float[Array, " rows"]:
+            factors = spread_factors(jnp.log(spread[0]), spread[1], typical, deviations)
+            return mixture.widened(factors).log_prob(targets)
+
+        return jax.lax.map(density, spreads), typical
 
 
 # Each of these is one program for all tables t and candidates c.
@@ -196,8 +205,8 @@ def _observe(
 
 @eqx.filter_jit
 def _log_densities(
-    plan: Plan, spreads: Float[Array, " s"] | None, members: Particles, inputs: Array, targets: Array
-) -> Float[Array, "t c s rows"]:
+    plan: Plan, spreads: Float[Array, "s 2"] | None, members: Particles, inputs: Array, targets: Array
+) -> tuple[Float[Array, "t c s rows"], Float[Array, "t c"]]:
     candidates = jax.vmap(eqx.Partial(plan.log_densities, spreads), (0, None, None))
     # One table after the other: the networks' outputs on all of them might not fit.
     return jax.lax.map(lambda table: candidates(*table), (members, inputs, targets))
@@ -246,13 +255,21 @@ class Trials(AbstractRun):
         return {name: np.asarray(value) for name, value in found.items()}
 
     def log_densities(
-        self, members: Particles, tables: list[Table], spreads: Float[Array, " s"] | None = None
+        self, members: Particles, tables: list[Table], spreads: Float[Array, "s 2"] | None = None
     ) -> list[Float[np.ndarray, "c s rows"]]:
         """Of each table's rows, under each of its candidates and spreads."""
+        return [densities for densities, _ in self.scored(members, tables, spreads)]
+
+    def scored(
+        self, members: Particles, tables: list[Table], spreads: Float[Array, "s 2"] | None
+    ) -> list[tuple[Float[np.ndarray, "c s rows"], Float[np.ndarray, " c"]]]:
+        """`log_densities`, and the typical deviation of each candidate."""
         inputs, targets, _ = stacked(tables)
-        densities = _log_densities(self.plan, spreads, members, inputs, targets)
-        of_tables = zip(np.asarray(densities, np.float64), tables, strict=True)
-        return [of_table[..., : len(table.weights)] for of_table, table in of_tables]
+        densities, typical = _log_densities(self.plan, spreads, members, inputs, targets)
+        of_tables = zip(
+            np.asarray(densities, np.float64), np.asarray(typical, np.float64), tables, strict=True
+        )
+        return [(of_table[..., : len(table.weights)], width) for of_table, width, table in of_tables]
 
 
 def multiple_of_devices(number: int, mesh: Mesh | None) -> int:
