@@ -21,7 +21,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from measureflow.prediction import metrics
 from measureflow.runs.solution import DivergenceError
 from measureflow.tables import training, trials
-from measureflow.tables.choosing import SPREADS
+from measureflow.tables.choosing import FACTORS, POWERS
 from measureflow.tables.crossvalidation import cross_validate
 from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor
 from measureflow.tables.methods import METHODS, WITHOUT_ENTROPY
@@ -204,7 +204,8 @@ def test_the_prior_weight_and_the_spread_are_chosen_where_there_are_rows():
     assert list(zip(tried["prior_weight"], tried["share_of_steps"], strict=True)) == candidates
     chosen = (estimator.prior_weight_, estimator.n_iter_ / SHELL["steps"])
     assert chosen in candidates
-    assert estimator.spread_ in SPREADS
+    assert estimator.spread_ in FACTORS
+    assert estimator.spread_power_ in POWERS
     best = max(tried["log_density"])
     assert tried["log_density"][candidates.index(chosen)] > best - 0.5
     # A Gaussian that knew the noise would reach −½ log 2πe + log(deviation of y/0.3).

@@ -17,14 +17,14 @@ from measureflow.networks.likelihoods import Heteroscedastic
 from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.networks.network import Network
 from measureflow.tables.choosing import (
+    FACTORS,
     FEWEST_TO_CHOOSE,
-    FOLDS,
     MANY,
-    MOST_HELD_OUT,
+    NO_SPREAD,
+    POWERS,
     SPREADS,
     Trial,
     choose,
-    folds,
 )
 from measureflow.tables.methods import METHODS, WITH_ENTROPY, WITHOUT_ENTROPY, Candidate
 from measureflow.tables.models import Model, Shape
@@ -64,7 +64,7 @@ def test_the_best_mean_is_chosen(gap):
         means[best] = gap
         choice = chosen(held_out(means))
         assert choice.trial == TRIALS[best]
-        assert choice.spread == 1.0
+        assert choice.spread == NO_SPREAD
         assert_close([choice.scores[trial] for trial in TRIALS], means, 1e-6)
 
 
@@ -94,31 +94,45 @@ def test_weights_of_held_out_rows_count():
     assert_close(choice.scores[TRIALS[0]], np.average(densities[0, 0], weights=weights), 1e-6)
 
 
-def widened(noise, rows, rng):
-    """log N(y; 0, f²) of y ~ N(0, noise²), for every factor f: (1, f, row)."""
-    return scipy.stats.norm.logpdf(noise * rng.normal(size=rows), scale=SPREADS[:, None])[None]
+def widened(noise, rows, rng, deviations=1.0):
+    """Densities of y ~ N(0, noise²), for every spread of laws N(0, deviations²), whose typical one is 1:
+    (1, spread, row)."""
+    factors, powers = SPREADS.T[:, :, None]
+    scales = factors * np.broadcast_to(deviations, rows) ** powers
+    return scipy.stats.norm.logpdf(noise * rng.normal(size=rows), scale=scales)[None]
 
 
 @pytest.mark.parametrize(("least", "most"), [(0.4, 1.0), (1.0, 2.5)])
 def test_the_spread_is_that_of_the_data(least, most):
     """With δ = log(f/noise), n rows lose about δ² each: the estimate of log f has a standard error of
     1/√(2n), and is shrunk towards 0 by 50/(n + 50)."""
-    rows, rng, step = 5_000, np.random.default_rng(0), np.log(SPREADS[1] / SPREADS[0])
+    rows, rng, step = 5_000, np.random.default_rng(0), np.log(FACTORS[1] / FACTORS[0])
     found = []
-    for noise in np.exp(rng.uniform(np.log(least), np.log(most), size=200)):
+    for noise in np.exp(rng.uniform(np.log(least), np.log(most), size=100)):
         choice = chosen(widened(noise, rows, rng))
-        found.append(np.log(choice.spread) - np.log(noise) * rows / (rows + 50))
+        found.append(np.log(choice.spread[0]) - np.log(noise) * rows / (rows + 50))
+        assert choice.spread[1] == 1.0, "where all rows are alike, the power says nothing"
     mean, error = monte_carlo(found)
     # The factors are a grid. 1/n for what was neglected.
     assert_within(0.0, mean, error + 1 / rows)
     assert np.std(found) < 1.3 * np.hypot(1 / np.sqrt(2 * rows), step / np.sqrt(12))
 
 
+@pytest.mark.parametrize(("truth", "power"), [(1.0, 1.0), (0.5, 0.5), (0.0, 0.0)])
+def test_the_power_is_that_of_the_data(truth, power):
+    """Deviations that differ by a factor of 20, of which the data know all, half or nothing."""
+    rng = np.random.default_rng(0)
+    deviations = np.exp(rng.uniform(-1.5, 1.5, size=2_000))
+    choice = chosen(widened(deviations**truth, 2_000, rng, deviations))
+    assert choice.spread[1] == power
+    assert abs(np.log(choice.spread[0])) < 0.1
+
+
 @pytest.mark.parametrize(("rows", "most"), [(10, 0.3), (50, 0.6), (2_000, 1.0)])
 def test_few_rows_hardly_move_the_spread(rows, most):
     """Without the shrinkage ten rows would choose it by chance, with a standard error of 0.22 in log f."""
     rng = np.random.default_rng(0)
-    logs = [np.log(chosen(widened(2.0, rows, rng)).spread) for _ in range(200)]
+    logs = [np.log(chosen(widened(2.0, rows, rng)).spread[0]) for _ in range(100)]
     assert 0.5 * most * np.log(2) < np.mean(logs) < 1.2 * most * np.log(2)
 
 
@@ -128,31 +142,14 @@ def test_spreads_are_those_of_the_candidate_that_is_chosen():
     for pair, best in (([wide, narrow], 1), ([narrow, wide], 0)):
         choice = chosen(np.concatenate(pair))
         assert choice.trial == TRIALS[best]
-        assert abs(np.log(choice.spread / 0.5)) < 0.25
+        assert abs(np.log(choice.spread[0] / 0.5)) < 0.25
 
 
-def test_one_is_among_the_spreads():
-    assert SPREADS[len(SPREADS) // 2] == 1.0
-    assert_close(SPREADS * SPREADS[::-1], np.ones(len(SPREADS)), 1e-12)
+def test_no_spread_is_among_the_spreads():
+    assert tuple(SPREADS[0]) == NO_SPREAD == (1.0, 1.0)
+    assert np.min(np.abs(np.log(FACTORS))) < 1e-9
+    assert len(SPREADS) == 1 + len(FACTORS) * len(POWERS)
 
-
-@pytest.mark.parametrize("rows", [FEWEST_TO_CHOOSE, 100, MANY - 1, MANY, 200_000])
-def test_folds(rows):
-    parts = folds(rows, np.random.default_rng(0))
-    size = rows // FOLDS if rows < MANY else min(rows // 10, MOST_HELD_OUT)
-    assert len(parts) == (FOLDS if rows < MANY else 1)
-    for train, out in parts:
-        assert len(out) == size
-        assert_close(np.sort(np.concatenate([train, out])), np.arange(rows), 0)
-    everything = np.concatenate([out for _, out in parts])
-    assert len(np.unique(everything)) == len(everything), "disjoint"
-    if rows < MANY:
-        assert rows - len(everything) < FOLDS, "they cover all rows, but for a remainder"
-    again = folds(rows, np.random.default_rng(1))
-    assert np.any(again[0][1] != parts[0][1]), "at random"
-
-
-def test_steps_for():
     # 40 a row, in whole blocks at least.
     assert steps_for(1, 100, classes=False) == steps_for(100, 100, classes=False) == 4_000
     assert steps_for(200, 100, classes=False) == 8_000
@@ -334,7 +331,7 @@ def test_deep_ensembles_reach_ridge_regression():
         assert np.linalg.norm(expected - ridge(table, 1e-9)[0]) > 0.3, "the prior shrinks"
         for particle in theta:
             assert_close(particle, expected, 2e-3)
-    assert [one.choice for one in found.of_tables] == [(Trial(0, Candidate(20.0)), 1.0, {})] * 3
+    assert [one.choice for one in found.of_tables] == [(Trial(0, Candidate(20.0)), NO_SPREAD, {}, 1.0)] * 3
     assert [one.steps for one in found.of_tables] == [4_000] * 3
     assert [one.planned for one in found.of_tables] == [4_000] * 3
 
@@ -360,24 +357,29 @@ def test_parametric_inference_reaches_the_best_gaussian():
     assert_within(np.log(found.std(axis=0) / deviation), 0.0, 1 / np.sqrt(2_000), errors=6)
 
 
-def test_log_densities_are_those_of_the_widened_mixture():
+@pytest.mark.parametrize("power", [1.0, 0.5, 0.0])
+def test_log_densities_are_those_of_the_widened_mixture(power):
     network, likelihood = Network.mlp(2, (3,), 2), Heteroscedastic(smallest_scale=1e-3)
     prior, table = network.prior(), a_table(6)
     plan = Plan.of(NegativeLogLikelihood(network, likelihood), prior, Recipe(METHODS["DE"]), rows=6)
-    particles, spreads = prior.sample(key(3), 4), np.array([0.5, 1.0, 2.0])
-    densities = plan.log_densities(
-        jnp.asarray(spreads, jnp.float32), particles, jnp.asarray(table.inputs), jnp.asarray(table.targets)
-    )
-    outputs = np.asarray(jax.vmap(network.apply, (0, None))(particles, jnp.asarray(table.inputs)), np.float64)
+    particles, factors = prior.sample(key(3), 4), np.array([0.5, 1.0, 2.0])
+    spreads = np.stack([factors, np.full(3, power)], axis=1)
+    rows = jnp.asarray(table.inputs), jnp.asarray(table.targets)
+    densities, typical = plan.log_densities(jnp.asarray(spreads, jnp.float32), particles, *rows)
+    outputs = np.asarray(jax.vmap(network.apply, (0, None))(particles, rows[0]), np.float64)
     locations, scales = outputs[..., 0], np.log1p(np.exp(outputs[..., 1])) + 1e-3
     centre = locations.mean(axis=0)
-    for spread, density in zip(spreads, np.asarray(densities), strict=True):
+    deviations = np.sqrt(np.mean(scales**2, axis=0) + np.var(locations, axis=0))
+    assert_close(typical, np.exp(np.mean(np.log(deviations))), 1e-5)
+    for factor, density in zip(factors, np.asarray(densities), strict=True):
+        widen = factor * (deviations / float(typical)) ** (power - 1)
         of_members = scipy.stats.norm.logpdf(
-            table.targets, centre + spread * (locations - centre), spread * scales
+            table.targets, centre + widen * (locations - centre), widen * scales
         )
         assert_close(density, scipy.special.logsumexp(of_members, axis=0) - np.log(4), 1e-4)
-    (as_it_is,) = plan.log_densities(None, particles, jnp.asarray(table.inputs), jnp.asarray(table.targets))
-    assert_close(as_it_is, densities[1], 1e-5)
+    (as_it_is,), _ = plan.log_densities(None, particles, *rows)
+    if power == 1:
+        assert_close(as_it_is, densities[1], 1e-5)
 
 
 def test_choosing_on_tables_of_many_and_few_rows():

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from numpyro.distributions import Distribution, MixtureSameFamily, Normal, constraints
-from numpyro.distributions.util import validate_sample
 
 from measureflow.core.pytrees import is_concrete
 from measureflow.core.showing import counted
@@ -118,12 +117,13 @@ class LogMixture(Distribution):
         """Draws."""
         return _exp(self.logarithm.sample(key, sample_shape))
 
-    @validate_sample
     def log_prob(self, value: Any) -> Any:
         """log p_Y(log y) − log y; −∞ for y ≤ 0."""
         logarithm = _log(value)
+        inside = logarithm > -np.inf
+        logarithm = (jnp if isinstance(logarithm, jax.Array) else np).where(inside, logarithm, 0.0)
         density = self.logarithm.log_prob(logarithm)
-        return jnp.where(jnp.isfinite(logarithm), density - jnp.asarray(logarithm, density.dtype), -jnp.inf)
+        return jnp.where(inside, density - jnp.asarray(logarithm, density.dtype), -jnp.inf)
 
     def cdf(self, value: Any) -> Float[Array, "..."]:
         """P(exp(Y) ≤ value)."""

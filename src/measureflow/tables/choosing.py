@@ -23,6 +23,8 @@ MANY, MOST_HELD_OUT, FOLDS = 5_000, 5_000, 3
 FACTORS, POWERS = np.exp(np.linspace(-1.2, 2.4, 61)), (1.0, 0.5, 0.0)
 SPREADS = np.array([(1.0, 1.0), *((factor, power) for power in POWERS for factor in FACTORS)])
 NO_SPREAD = (1.0, 1.0)
+# Below this, a prior weight is cold.
+_WARM = 0.3
 # The spread is shrunk towards none as if there were so many rows more, for which none is right.
 _BELIEVED = 50
 
@@ -76,11 +78,13 @@ def folds_of(tables: list[Table], key: Key[Array, ""]) -> list[Fold]:
 
 
 def trials_of(models: int, candidates: tuple[Candidate, ...], rows: int) -> list[Trial]:
-    """What is tried on a table of so many rows."""
+    """What is tried on a table of so many rows. The simplest model has all candidates; where rows are few, a
+    cold prior lets others, which bend more, learn the rows by heart."""
+    warm = tuple(candidate for candidate in candidates if candidate.prior_weight >= _WARM) or candidates
     return [
         Trial(model, candidate)
         for model in range(models if rows >= FEWEST_TO_CHOOSE else 1)
-        for candidate in candidates
+        for candidate in (candidates if model == 0 or rows >= MANY else warm)
     ]
 
 

@@ -58,7 +58,6 @@ def default_shapes(rows: int, likelihoods: tuple[Any, ...]) -> tuple[Shape, ...]
         Shape(wide, 0, plain),
         Shape(wide, _BINS, bending),
         Shape(deep, 0, bending),
-        Shape(deep, _BINS, bending),
     )
     return _each_once(shapes)
 

@@ -124,12 +124,12 @@ def smallest_scale(y: np.ndarray, scale: np.ndarray) -> float:
 
 def _resolution(column: np.ndarray) -> float:
     """The smallest difference of two values, where values are repeated; else 0."""
-    values, counts = np.unique(column, return_counts=True)
+    # Two computations of one number may differ in their last digits.
+    digits = 1e-9 * max(float(np.max(np.abs(column))), np.finfo(np.float64).tiny)
+    values, counts = np.unique(np.round(column / digits), return_counts=True)
     if len(values) < 2 or counts[counts > 1].sum() < _REPEATED * len(column):
         return 0.0
-    gaps = np.diff(values)
-    # Two computations of one number may differ in their last digits.
-    return float(gaps[gaps > 1e-9 * np.max(np.abs(values))].min(initial=np.inf))
+    return float(np.diff(values).min()) * digits
 
 
 def head_for(given: Any, targets: int, mean: Any, floor: float = _SMALLEST_SCALE) -> Head:

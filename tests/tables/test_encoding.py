@@ -1,0 +1,118 @@
+"""Bins of columns, the smallest scale of a law, and what models make of targets."""
+
+import numpy as np
+import pytest
+import scipy.stats
+from helpers import assert_close
+
+import measureflow as mf
+from measureflow.tables.encoding import PiecewiseLinear
+from measureflow.tables.models import Shape, default_shapes, given
+from measureflow.tables.targets import TargetUnits, likelihoods_for, smallest_scale
+
+RNG = np.random.default_rng(0)
+
+
+def test_bins_are_piecewise_linear():
+    column = np.linspace(-2, 2, 401, dtype=np.float32)[:, None]
+    encoding = PiecewiseLinear.learn(column, 4)
+    assert_close(encoding.edges, [[-2.0, -1.0, 0.0, 1.0, 2.0]], 1e-6)
+    found = encoding(np.array([[-2.0], [-0.5], [2.0]], np.float32))
+    assert_close(found, [[-1, -1, -1, -1], [1, 0, -1, -1], [1, 1, 1, 1]], 1e-6)
+
+
+def test_numbers_beyond_the_bins_are_far_but_bounded():
+    encoding = PiecewiseLinear.learn(np.linspace(0, 4, 401, dtype=np.float32)[:, None], 4)
+    found = encoding(np.array([[-1.0], [5.0], [1e30], [-1e30]], np.float32))
+    # The first and the last bin go on, for two widths: 2·(−2) − 1 and 2·3 − 1.
+    assert_close(found[:, 0], [-3, 1, 1, -5], 1e-5)
+    assert_close(found[:, 3], [-1, 3, 5, -1], 1e-5)
+
+
+def test_repeated_values_and_two_values():
+    inputs = np.stack(
+        [RNG.integers(0, 2, 200), np.zeros(200), np.where(np.arange(200) < 190, 0, np.arange(200))], 1
+    )
+    encoding = PiecewiseLinear.learn(inputs.astype(np.float32), 8)
+    assert encoding.binned.tolist() == [False, False, True]
+    assert encoding.width == 1 + 1 + 8
+    found = encoding(inputs.astype(np.float32))
+    assert np.all(np.isfinite(found))
+    assert_close(found[:, 0], inputs[:, 0], 1e-7)
+
+
+def test_bins_are_kept_in_files(tmp_path):
+    X = RNG.normal(size=(60, 2))
+    settings = {"hidden": (3,), "encoding": 4, "likelihood": "mixture", "steps": 20, "particles": 2}
+    fitted = mf.EnsembleRegressor(**settings, prior_weight=1.0, random_state=0)
+    with pytest.warns(Warning, match="not converged"):
+        fitted.fit(X, X[:, 0])
+    fitted.save(tmp_path / "model")
+    loaded = mf.load(tmp_path / "model")
+    assert loaded.shape_ == Shape((3,), 4, "mixture")
+    np.testing.assert_array_equal(loaded.predict(X), fitted.predict(X))
+
+
+# Targets
+
+
+def test_rounded_targets_have_a_smallest_scale():
+    """A Normal of weight w and this scale has no density above w/δ: atoms are not rewarded."""
+    y = np.round(RNG.normal(10, 5, size=1_000))
+    floor = smallest_scale(y, np.std(y)) * np.std(y)
+    assert scipy.stats.norm.pdf(0, scale=floor) == pytest.approx(1.0)
+    # Mutant: the floor of targets that are not rounded.
+    assert scipy.stats.norm.pdf(0, scale=1e-3 * np.std(y)) > 50
+
+
+@pytest.mark.parametrize(
+    ("y", "floor"),
+    [
+        (RNG.normal(size=500), 1e-3),
+        (np.arange(500.0), 1e-3),
+        (np.concatenate([RNG.normal(size=480), np.zeros(20)]), 1e-3),
+        (RNG.integers(0, 2, 500).astype(float), 0.5),
+        (0.1 * np.arange(100).repeat(5) + 1e-13 * RNG.normal(size=500), 0.1 / np.sqrt(2 * np.pi) / 2.886),
+    ],
+)
+def test_smallest_scales(y, floor):
+    assert smallest_scale(y, np.std(y)) == pytest.approx(floor, rel=1e-2)
+
+
+def test_units_of_logarithms_have_their_volume():
+    y = np.exp(RNG.normal(3, 0.5, size=200))
+    units = TargetUnits.of("log_normal", y, np.ones(200))
+    z = units.standardised(y).astype(np.float64)
+    assert abs(z.mean()) < 1e-5
+    assert z.std() == pytest.approx(1, abs=1e-5)
+    step = 1e-3 * y
+    slope = (units.standardised(y + step).astype(float) - units.standardised(y - step)) / (2 * step)
+    assert_close(units.log_volume(y), np.log(slope), 1e-2)
+
+
+def test_laws_are_noticed():
+    assert likelihoods_for(RNG.normal(size=300))[-1] == "mixture"
+    assert likelihoods_for(np.exp(RNG.normal(size=300)))[-1] == "log_mixture"
+    # A long way from 0 there is nothing to gain.
+    assert likelihoods_for(100 + RNG.normal(size=300))[-1] == "mixture"
+
+
+@pytest.mark.parametrize("y", [np.array([1.0, 0.0, 2.0] * 20), np.array([1.0, -3.0, 2.0] * 20)])
+def test_targets_that_have_no_logarithm_raise(y):
+    with pytest.raises(ValueError, match=r"y must hold numbers > 0 for likelihood='log_normal', got -?[03]"):
+        mf.EnsembleRegressor(likelihood="log_normal").fit(np.arange(60.0)[:, None], y)
+
+
+def test_what_is_given_is_not_chosen():
+    shapes = default_shapes(1_000, ("heteroscedastic", "mixture"))
+    assert len(shapes) == 3
+    (one,) = given(shapes, hidden=(7,), encoding=0, likelihood="student_t")
+    assert one == Shape((7,), 0, "student_t")
+    assert {shape.hidden for shape in given(shapes, hidden=(7,))} == {(7,)}
+    assert len(given(shapes, hidden=(7,))) == 3
+
+
+@pytest.mark.parametrize("encoding", [1, -2, 2.5, "bins"])
+def test_wrong_encodings_raise(encoding, as_a_user_runs_it):
+    with pytest.raises((TypeError, ValueError), match="encoding"):
+        mf.EnsembleRegressor(encoding=encoding).fit(np.arange(60.0)[:, None], np.arange(60.0))
