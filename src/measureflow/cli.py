@@ -27,7 +27,14 @@ from measureflow.study.paper import NAMES, Claim
 from measureflow.study.paper import reproduce as run_reproduction
 from measureflow.study.provenance import provenance
 from measureflow.study.tables.rivals import RIVALS, missing
-from measureflow.study.tables.running import OURS, Plan, chosen_tables, run_tables, settings_of
+from measureflow.study.tables.running import (
+    OURS,
+    Plan,
+    chosen_splits,
+    chosen_tables,
+    run_tables,
+    settings_of,
+)
 from measureflow.study.tables.tasks import COLLECTIONS
 from measureflow.study.uci_benchmark import (
     METHODS,
@@ -182,7 +189,7 @@ def tables(
     only: Annotated[str, typer.Option(help="Competitors, separated by commas.")] = ",".join((OURS, *RIVALS)),
     ours: Annotated[
         list[str] | None,
-        typer.Option(help="A variant of ours beside the others, as method=DLE,particles=40."),
+        typer.Option(help="A variant of ours besides, as method=DLE,particles=40."),
     ] = None,
     splits: Annotated[str | None, typer.Option(help="Numbers of splits, as 0,1,2; all by default.")] = None,
     most_rows: Annotated[int | None, typer.Option(help="Leave larger tables out.", min=1)] = None,
@@ -197,7 +204,7 @@ def tables(
             chosen_tables([name.strip() for name in only_tables.split(",")]),
             tuple(_chosen("--only", only, (OURS, *RIVALS))),
             tuple(ours or ()),
-            None if splits is None else tuple(int(number) for number in splits.split(",")),
+            None if splits is None else chosen_splits(splits),
             most_rows,
             seconds_per_fit,
             jobs,
@@ -212,10 +219,16 @@ def tables(
         if name in RIVALS and (reason := missing(name)):
             console.print(f"{name} is left out: {reason}.")
     with _results_in(out):
-        began, number = time.perf_counter(), 0
-        for number, record in enumerate(run_tables(plan, out), 1):
-            console.print(f"{time.perf_counter() - began:.0f} s: {_told(record)}", highlight=False)
-    console.print(f"Wrote {number} files to {out}.")
+        began, written = time.perf_counter(), 0
+        try:
+            for record in run_tables(plan, out):
+                written += 1
+                console.print(
+                    f"{time.perf_counter() - began:.0f} s: {escape(_told(record))}", highlight=False
+                )
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--out") from None
+    console.print(f"Wrote {written} files to {out}.")
 
 
 def _told(record: dict[str, Any]) -> str:

@@ -115,7 +115,8 @@ def _content(file: str) -> bytes:
         content = path.read_bytes()
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"the tables of the study were not found: {FOLDER}={named} has no {file}; it should name {_LAYOUT}."
+            f"the tables of the study were not found: {FOLDER}={named} has no {file}; it should name "
+            f"{_LAYOUT}."
         ) from None
     if hashlib.sha256(content).hexdigest() != _sums()[file]:
         raise DataError(

@@ -3,6 +3,7 @@
 import importlib
 import time
 import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,52 +30,62 @@ def fit_rival(job: Job) -> Record:
     rival, case = RIVALS[job.rival], Case(load_task(job.table), job.split, job.seed, job.threads)
     record = about(case.task, job.rival, job.split) | {"threads": job.threads, "settings": rival.settings}
     try:
-        version = _version(rival.package)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        # Imports are not part of a fit.
+        record["version"] = _version(rival.package)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
             began = time.perf_counter()
             predict = rival.fit(case)
             fitted = time.perf_counter()
             predicted = predict()
             ended = time.perf_counter()
-            y = case.task.targets[case.test]
-            scores = _scored(predicted, y)
+        scores = _scored(predicted, case.task.targets[case.test])
     except UnsuitedError as reason:
         return record | {"status": "unsuited", "reason": str(reason)}
     except Exception as error:
-        return record | {"status": "failed", "reason": f"{type(error).__name__}: {error}"[:500]}
+        return record | _failed(error)
     seconds = {"seconds": fitted - began, "seconds_to_predict": ended - fitted}
-    return record | {"status": "scored", "scores": scores, "version": version} | seconds
+    return record | {"status": "scored", "scores": scores, "warnings": _texts(told)} | seconds
 
 
-def fit_ours(task: Task, name: str, settings: dict[str, Any], splits: list[int], seed: int) -> list[Record]:
+def fit_ours(
+    task: Task, name: str, settings: dict[str, Any], splits: list[int], seed: int
+) -> Iterator[Record]:
     """Records of the splits. Those of a numeric table are fitted as one program, and share its seconds."""
+    for group in [splits] if task.is_numeric else [[split] for split in splits]:
+        try:
+            found = _fitted_together(task, settings, group, seed)
+        except Exception as error:
+            found = [_failed(error)] * len(group)
+        for split, one in zip(group, found, strict=True):
+            more = {"settings": settings, "fitted_together": len(group)}
+            yield about(task, name, split) | more | one
+
+
+def _fitted_together(task: Task, settings: dict[str, Any], splits: list[int], seed: int) -> list[Record]:
     from measureflow.tables.crossvalidation import cross_validate
     from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor
 
     kind = EnsembleClassifier if task.kind == "classes" else EnsembleRegressor
     estimator: Any = kind(**settings, random_state=seed)
+    cv = [task.splits[split] for split in splits]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        began = time.perf_counter()
+        inputs = _inputs(task, estimator, cv[0][0])
+        found = cross_validate(estimator, inputs, task.targets, cv=cv, coverage=COVERAGE)
+        seconds = (time.perf_counter() - began) / len(cv)
     records = []
-    groups = [splits] if task.is_numeric else [[split] for split in splits]
-    for group in groups:
-        inputs = _inputs(task, estimator, task.splits[group[0]][0])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            began = time.perf_counter()
-            cv = [task.splits[split] for split in group]
-            found = cross_validate(estimator, inputs, task.targets, cv=cv, coverage=COVERAGE)
-            seconds = (time.perf_counter() - began) / len(group)
-        for place, split in enumerate(group):
-            scores = {score: float(values[place]) for score, values in found.items()}
-            records.append(
-                about(task, name, split)
-                | {"status": "scored", "scores": scores, "seconds": seconds, "settings": settings}
-                | {"fitted_together": len(group)}
-            )
+    for place in range(len(cv)):
+        scores = {score: float(values[place]) for score, values in found.items()}
+        records.append(
+            {"status": "scored", "scores": scores, "seconds": seconds, "warnings": _texts(told)},
+        )
     return records
 
 
 def about(task: Task, competitor: str, split: int) -> Record:
+    """What a record says of any fit."""
     train, test = task.splits[split]
     return {
         "table": task.name,
@@ -94,20 +105,27 @@ def _inputs(task: Task, estimator: Any, train: np.ndarray) -> Any:
         return task.matrix()
     tags = estimator.__sklearn_tags__().input_tags
     if tags.string or tags.categorical:
-        import pandas
-
+        pandas = importlib.import_module("pandas")
         return pandas.DataFrame(task.columns)
     return one_hot(task, train)
 
 
 def _scored(predicted: Any, y: np.ndarray) -> dict[str, float]:
-    return (
-        class_scores(predicted, y) if isinstance(predicted, np.ndarray) else regression_scores(predicted, y)
-    )
+    if isinstance(predicted, np.ndarray):
+        return class_scores(predicted, y)
+    return regression_scores(predicted, y)
+
+
+def _failed(error: Exception) -> Record:
+    return {"status": "failed", "reason": f"{type(error).__name__}: {error}"[:500]}
+
+
+def _texts(told: Iterable[warnings.WarningMessage]) -> list[str]:
+    """The first few, each once."""
+    texts = dict.fromkeys(f"{one.category.__name__}: {one.message}"[:300] for one in told)
+    return list(texts)[:5]
 
 
 def _version(package: str) -> str | None:
-    module = importlib.import_module(package)
-    return getattr(importlib.import_module(package.partition(".")[0]), "__version__", None) or getattr(
-        module, "__version__", None
-    )
+    importlib.import_module(package)
+    return getattr(importlib.import_module(package.partition(".")[0]), "__version__", None)

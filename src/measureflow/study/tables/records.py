@@ -21,6 +21,7 @@ FINAL = ("scored", "unsuited")
 
 
 def record_path(out: Path, table: str, competitor: str, split: int) -> Path:
+    """Where the record of a fit lies."""
     return out / table / re.sub(r"[^\w.=,-]", "_", competitor) / f"{split}.json"
 
 
@@ -36,11 +37,19 @@ def write_record(out: Path, record: Record) -> Path:
     return path
 
 
-def is_done(out: Path, table: str, competitor: str, split: int, seconds_per_fit: float | None) -> bool:
+def is_done(
+    out: Path, table: str, competitor: str, split: int, seed: int, seconds_per_fit: float | None
+) -> bool:
     """Whether a run that resumes leaves it. What was stopped is tried again where more time is allowed."""
-    record = read_record(record_path(out, table, competitor, split))
+    path = record_path(out, table, competitor, split)
+    record = read_record(path)
     if record is None:
         return False
+    if record["seed"] != seed:
+        raise ValueError(
+            f"{path} was run with seed {record['seed']}, and now the seed is {seed}; pass another --out, or "
+            f"--seed {record['seed']} to go on."
+        )
     if record["status"] == "stopped":
         return seconds_per_fit is not None and seconds_per_fit <= record["seconds_per_fit"]
     return record["status"] in FINAL
@@ -52,12 +61,12 @@ def read_record(path: Path) -> Record | None:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    keys = ("table", "competitor", "split", "status")
+    keys = ("table", "competitor", "split", "status", "seed")
     return record if isinstance(record, dict) and all(key in record for key in keys) else None
 
 
 def read_records(folders: Iterable[Path]) -> list[Record]:
-    """Those of all folders, joined: what was scored counts before what was not, else the folder named first."""
+    """Those of all folders, joined: of two, what was scored counts, else that of the first folder."""
     joined: dict[tuple[str, str, int], Record] = {}
     for folder in folders:
         for path in sorted(folder.glob("*/*/*.json")):

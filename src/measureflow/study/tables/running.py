@@ -40,6 +40,14 @@ def chosen_tables(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def chosen_splits(text: str) -> tuple[int, ...]:
+    """`0,1,2` as numbers."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError(f"splits are numbers from 0 on, separated by commas, got {text!r}.")
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
 def settings_of(variant: str) -> dict[str, Any]:
     """`method=DLE,particles=40` as arguments of the estimators."""
     settings: dict[str, Any] = {}
@@ -59,29 +67,30 @@ def run_tables(plan: Plan, out: Path) -> Iterator[Record]:
     tasks = [load_task(name) for name in plan.tables]
     if plan.most_rows is not None:
         tasks = [task for task in tasks if len(task.targets) <= plan.most_rows]
-    yield from _run_ours(plan, tasks, out)
-    yield from _run_rivals(plan, tasks, out)
+    # Both first: what cannot be resumed is said before anything is computed.
+    ours, jobs = _fits_of_ours(plan, tasks, out), _jobs(plan, tasks, out)
+    yield from _run_ours(plan, ours, out)
+    yield from _run_rivals(plan, {task.name: task for task in tasks}, jobs, out)
 
 
 def _wanted(plan: Plan, task: Task, competitor: str, out: Path) -> list[int]:
     """Numbers of the splits that are missing."""
     splits = [split for split in plan.splits or range(len(task.splits)) if split < len(task.splits)]
-    return [split for split in splits if not is_done(out, task.name, competitor, split, plan.seconds_per_fit)]
+    how = (plan.seed, plan.seconds_per_fit)
+    return [split for split in splits if not is_done(out, task.name, competitor, split, *how)]
 
 
-def _run_ours(plan: Plan, tasks: Sequence[Task], out: Path) -> Iterator[Record]:
-    names = {OURS: ""} if OURS in plan.competitors else {}
-    names |= {f"{OURS} {variant}": variant for variant in plan.variants}
-    origin = provenance(plan.seed, {}) if names else {}
-    for task in tasks:
-        for name, variant in names.items():
-            if splits := _wanted(plan, task, name, out):
-                for record in fit_ours(task, name, settings_of(variant), splits, plan.seed):
-                    yield _written(origin | record, out)
+def _fits_of_ours(plan: Plan, tasks: Sequence[Task], out: Path) -> list[tuple[Task, str, list[int]]]:
+    names = [OURS] if OURS in plan.competitors else []
+    names += [f"{OURS} {variant}" for variant in plan.variants]
+    found = [(task, name, _wanted(plan, task, name, out)) for task in tasks for name in names]
+    return [(task, name, splits) for task, name, splits in found if splits]
 
 
-def _run_rivals(plan: Plan, tasks: Sequence[Task], out: Path) -> Iterator[Record]:
+def _jobs(plan: Plan, tasks: Sequence[Task], out: Path) -> list[Job]:
+    """Of the rivals that are installed: the first split of everything, the largest tables first."""
     rivals = [name for name in plan.competitors if name in RIVALS and missing(name) is None]
+    rows = {task.name: len(task.targets) for task in tasks}
     jobs = [
         Job(task.name, name, split, plan.seed, plan.threads)
         for task in tasks
@@ -89,11 +98,22 @@ def _run_rivals(plan: Plan, tasks: Sequence[Task], out: Path) -> Iterator[Record
         if task.kind in RIVALS[name].kinds
         for split in _wanted(plan, task, name, out)
     ]
+    return sorted(jobs, key=lambda job: (job.split, -rows[job.table]))
+
+
+def _run_ours(plan: Plan, fits: list[tuple[Task, str, list[int]]], out: Path) -> Iterator[Record]:
+    if not fits:
+        return
+    origin = provenance(plan.seed, {})
+    for task, name, splits in fits:
+        settings = settings_of(name.removeprefix(OURS).strip())
+        for record in fit_ours(task, name, settings, splits, plan.seed):
+            yield _written(origin | record, out)
+
+
+def _run_rivals(plan: Plan, tasks: dict[str, Task], jobs: list[Job], out: Path) -> Iterator[Record]:
     if not jobs:
         return
-    by_name = {task.name: task for task in tasks}
-    # The first split of everything comes first, and of a split the largest tables.
-    jobs.sort(key=lambda job: (job.split, -len(by_name[job.table].targets)))
     # Rivals run on the CPU, whatever JAX has.
     origin = provenance(plan.seed, {}) | {"device": f"{os.cpu_count()} CPU cores", "jobs": plan.jobs}
     found = in_processes(
@@ -105,7 +125,7 @@ def _run_rivals(plan: Plan, tasks: Sequence[Task], out: Path) -> Iterator[Record
     )
     for job, record, wrong in found:
         if record is None:
-            record = _without_answer(by_name[job.table], job, wrong, plan.seconds_per_fit)
+            record = _without_answer(tasks[job.table], job, wrong, plan.seconds_per_fit)
         yield _written(origin | record, out)
 
 

@@ -83,6 +83,7 @@ def load_task(name: str) -> Task:
 
 
 def collection_of(name: str) -> str:
+    """Where the table `name` belongs."""
     for collection, names in COLLECTIONS.items():
         if name in names:
             return collection

@@ -28,6 +28,7 @@ def gaussian_of_held_out(mean: np.ndarray, held_mean: np.ndarray, held_y: np.nda
 
 
 def ngboost_normal(case: Case) -> Prediction:
+    """A Normal law, natural gradients; for classes a categorical one."""
     from ngboost import NGBClassifier, NGBRegressor
     from ngboost.distns import Normal, k_categorical
 
@@ -44,6 +45,7 @@ def ngboost_normal(case: Case) -> Prediction:
 
 
 def ngboost_lognormal(case: Case) -> Prediction:
+    """The same with a LogNormal law."""
     from ngboost import NGBRegressor
     from ngboost.distns import LogNormal as NGBoostLogNormal
 
@@ -82,6 +84,7 @@ def _ngboost(case: Case, kind: Any, law: Any, y: np.ndarray) -> tuple[Any, np.nd
 
 
 def catboost(case: Case) -> Prediction:
+    """A Normal law by RMSEWithUncertainty; for classes probabilities."""
     from catboost import CatBoostClassifier
 
     if case.classes:
@@ -144,6 +147,7 @@ def _catboost(case: Case, kind: Any, settings: dict[str, Any]) -> tuple[Any, Any
 
 
 def lightgbm(case: Case) -> Prediction:
+    """The mean, with a constant deviation; for classes probabilities."""
     from lightgbm import LGBMClassifier, LGBMRegressor
 
     rows = _Coded(case)
@@ -209,6 +213,7 @@ def _lightgbm(case: Case, rows: _Coded, kind: Any, settings: dict[str, Any]) -> 
 
 
 def xgboost(case: Case) -> Prediction:
+    """The mean, with a constant deviation; for classes probabilities."""
     from xgboost import XGBClassifier, XGBRegressor
 
     if case.classes:

@@ -28,6 +28,7 @@ def histogram_boosting(case: Case) -> Prediction:
 
 
 def quantile_forest(case: Case) -> Prediction:
+    """A random forest that keeps the targets of its leaves, by the defaults."""
     from quantile_forest import RandomForestQuantileRegressor
 
     train, test = case.one_hot()

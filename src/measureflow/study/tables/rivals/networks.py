@@ -1,7 +1,7 @@
 """Networks: bde (Microcanonical Langevin Ensembles), RealMLP and TabM.
 
-bde gives a law, and has the settings of its documentation's examples. RealMLP and TabM predict numbers: the law
-around them is a Gaussian whose deviation is the root mean square error of held-out rows.
+bde gives a law, and has the settings of its documentation's examples. RealMLP and TabM predict numbers: the
+law around them is a Gaussian whose deviation is the root mean square error of held-out rows.
 """
 
 from typing import Any
@@ -29,6 +29,7 @@ BDE_COMPONENTS = 200
 
 
 def bde(case: Case) -> Prediction:
+    """Its predictive mixture, thinned."""
     from bde import BdeClassifier, BdeRegressor
     from bde.loss import CategoricalCrossEntropy, GaussianNLL
 
@@ -51,12 +52,14 @@ def bde(case: Case) -> Prediction:
 
 
 def realmlp(case: Case) -> Prediction:
+    """The tuned defaults of pytabkit."""
     from pytabkit import RealMLP_TD_Classifier, RealMLP_TD_Regressor
 
     return _pytabkit(case, RealMLP_TD_Classifier if case.classes else RealMLP_TD_Regressor)
 
 
 def tabm(case: Case) -> Prediction:
+    """The defaults of pytabkit."""
     from pytabkit import TabM_D_Classifier, TabM_D_Regressor
 
     return _pytabkit(case, TabM_D_Classifier if case.classes else TabM_D_Regressor)
