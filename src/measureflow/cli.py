@@ -26,6 +26,7 @@ from measureflow.study.demo import SETTINGS, Result, run_demo
 from measureflow.study.paper import NAMES, Claim
 from measureflow.study.paper import reproduce as run_reproduction
 from measureflow.study.provenance import provenance
+from measureflow.study.tables.records import ResumeError
 from measureflow.study.tables.rivals import RIVALS, missing
 from measureflow.study.tables.running import (
     OURS,
@@ -223,10 +224,9 @@ def tables(
         try:
             for record in run_tables(plan, out):
                 written += 1
-                console.print(
-                    f"{time.perf_counter() - began:.0f} s: {escape(_told(record))}", highlight=False
-                )
-        except ValueError as error:
+                seconds = time.perf_counter() - began
+                console.print(f"{seconds:.0f} s: {escape(_told(record))}", highlight=False)
+        except ResumeError as error:
             raise typer.BadParameter(str(error), param_hint="--out") from None
     console.print(f"Wrote {written} files to {out}.")
 

@@ -20,6 +20,10 @@ Record = dict[str, Any]
 FINAL = ("scored", "unsuited")
 
 
+class ResumeError(Exception):
+    """Results that a run cannot go on from; the message says what to do."""
+
+
 def record_path(out: Path, table: str, competitor: str, split: int) -> Path:
     """Where the record of a fit lies."""
     return out / table / re.sub(r"[^\w.=,-]", "_", competitor) / f"{split}.json"
@@ -46,7 +50,7 @@ def is_done(
     if record is None:
         return False
     if record["seed"] != seed:
-        raise ValueError(
+        raise ResumeError(
             f"{path} was run with seed {record['seed']}, and now the seed is {seed}; pass another --out, or "
             f"--seed {record['seed']} to go on."
         )

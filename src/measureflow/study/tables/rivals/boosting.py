@@ -38,8 +38,8 @@ def ngboost_normal(case: Case) -> Prediction:
     model, test = _ngboost(case, NGBRegressor, Normal, case.y)
 
     def predict() -> Gaussian:
-        law = model(test)
-        return Gaussian(np.asarray(law.loc, np.float64), np.asarray(law.scale, np.float64))
+        law = model(test).params
+        return Gaussian(np.asarray(law["loc"], np.float64), np.asarray(law["scale"], np.float64))
 
     return predict
 
@@ -54,9 +54,9 @@ def ngboost_lognormal(case: Case) -> Prediction:
     model, test = _ngboost(case, NGBRegressor, NGBoostLogNormal, case.y)
 
     def predict() -> LogNormal:
-        law = model(test)
-        scale = np.asarray(law.s, np.float64)
-        return LogNormal(np.log(np.asarray(law.scale, np.float64)), scale)
+        # SciPy's parameters: s is the deviation of the logarithm, and scale the exponential of its mean.
+        law = model(test).params
+        return LogNormal(np.log(np.asarray(law["scale"], np.float64)), np.asarray(law["s"], np.float64))
 
     return predict
 
