@@ -1,9 +1,11 @@
 """One fit, timed and scored: of a rival, and of ours."""
 
 import importlib
+import importlib.metadata
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,5 +129,12 @@ def _texts(told: Iterable[warnings.WarningMessage]) -> list[str]:
 
 
 def _version(package: str) -> str | None:
+    """Of the distribution that a package came with; the package is imported."""
     importlib.import_module(package)
-    return getattr(importlib.import_module(package.partition(".")[0]), "__version__", None)
+    found = _distributions().get(package.partition(".")[0], ())
+    return importlib.metadata.version(found[0]) if found else None
+
+
+@lru_cache(maxsize=1)
+def _distributions() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
