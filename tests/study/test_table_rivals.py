@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from measureflow.study.tables.cases import Case, UnsuitedError, expanded
 from measureflow.study.tables.fitting import Job, fit_rival
@@ -222,7 +223,7 @@ def test_large_tables_have_no_gaussian_process(monkeypatch):
 @pytest.fixture
 def job(monkeypatch):
     def make(rival, kind="regression"):
-        made = task(kind, mixed=True, rows=240, tested=80)
+        made = task(kind, mixed=True, rows=200, tested=80)
         monkeypatch.setattr("measureflow.study.tables.fitting.load_task", lambda _: made)
         return Job("toy", rival, 0, 0, 1)
 
@@ -232,7 +233,9 @@ def job(monkeypatch):
     monkeypatch.setattr(boosting, "LEVELS", few)
     monkeypatch.setitem(networks.BDE, "warmup_steps", 100)
     monkeypatch.setitem(networks.BDE, "n_samples", 100)
-    return make
+    # On a busy machine, threads that wait for each other take most of the time.
+    with threadpool_limits(1):
+        yield make
 
 
 @pytest.mark.filterwarnings("ignore")

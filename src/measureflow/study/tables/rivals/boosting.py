@@ -5,6 +5,7 @@ deviation is the root mean square error of held-out rows, the same everywhere; o
 stop early on the held-out rows, and predict with the best number of trees.
 """
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -29,13 +30,11 @@ def gaussian_of_held_out(mean: np.ndarray, held_mean: np.ndarray, held_y: np.nda
 
 def ngboost_normal(case: Case) -> Prediction:
     """A Normal law, natural gradients; for classes a categorical one."""
-    from ngboost import NGBClassifier, NGBRegressor
-    from ngboost.distns import Normal, k_categorical
-
+    ngboost, laws = import_module("ngboost"), import_module("ngboost.distns")
     if case.classes:
-        model, test = _ngboost(case, NGBClassifier, k_categorical(case.classes), case.y)
+        model, test = _ngboost(case, ngboost.NGBClassifier, laws.k_categorical(case.classes), case.y)
         return lambda: np.asarray(model(test).probs.T, np.float64)
-    model, test = _ngboost(case, NGBRegressor, Normal, case.y)
+    model, test = _ngboost(case, ngboost.NGBRegressor, laws.Normal, case.y)
 
     def predict() -> Gaussian:
         law = model(test).params
@@ -46,12 +45,10 @@ def ngboost_normal(case: Case) -> Prediction:
 
 def ngboost_lognormal(case: Case) -> Prediction:
     """The same with a LogNormal law."""
-    from ngboost import NGBRegressor
-    from ngboost.distns import LogNormal as NGBoostLogNormal
-
+    ngboost, laws = import_module("ngboost"), import_module("ngboost.distns")
     if np.any(case.y <= 0):
         raise UnsuitedError("LogNormal needs targets above 0")
-    model, test = _ngboost(case, NGBRegressor, NGBoostLogNormal, case.y)
+    model, test = _ngboost(case, ngboost.NGBRegressor, laws.LogNormal, case.y)
 
     def predict() -> LogNormal:
         # SciPy's parameters: s is the deviation of the logarithm, and scale the exponential of its mean.
@@ -85,10 +82,8 @@ def _ngboost(case: Case, kind: Any, law: Any, y: np.ndarray) -> tuple[Any, np.nd
 
 def catboost(case: Case) -> Prediction:
     """A Normal law by RMSEWithUncertainty; for classes probabilities."""
-    from catboost import CatBoostClassifier
-
     if case.classes:
-        model, test = _catboost(case, CatBoostClassifier, {})
+        model, test = _catboost(case, "CatBoostClassifier", {})
         return lambda: np.asarray(model.predict_proba(test), np.float64)
     return _catboost_regression(case, {}, _catboost_law)
 
@@ -99,9 +94,7 @@ def catboost_virtual_ensembles(case: Case) -> Prediction:
 
 
 def _catboost_regression(case: Case, settings: dict[str, Any], law: Any) -> Prediction:
-    from catboost import CatBoostRegressor
-
-    model, test = _catboost(case, CatBoostRegressor, {"loss_function": "RMSEWithUncertainty"} | settings)
+    model, test = _catboost(case, "CatBoostRegressor", {"loss_function": "RMSEWithUncertainty"} | settings)
     return lambda: law(model, test)
 
 
@@ -122,18 +115,17 @@ def _virtual_ensembles_law(model: Any, test: Any) -> Gaussian:
     return Gaussian(found[:, 0], np.sqrt(found[:, 1] + found[:, 2]))
 
 
-def _catboost(case: Case, kind: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
+def _catboost(case: Case, kind: str, settings: dict[str, Any]) -> tuple[Any, Any]:
     """A fitted model, and the test rows as it takes them."""
-    from catboost import Pool
-
+    library = import_module("catboost")
     columns, text = case.natively()
     table = np.stack(columns, axis=1)
     learn, held = (case.train[part] for part in case.held_out())
 
     def pool(rows: np.ndarray) -> Any:
-        return Pool(table[rows], case.task.targets[rows], cat_features=list(text))
+        return library.Pool(table[rows], case.task.targets[rows], cat_features=list(text))
 
-    model = kind(
+    model = getattr(library, kind)(
         iterations=CATBOOST["iterations"],
         early_stopping_rounds=CATBOOST["early_stopping_rounds"],
         random_seed=case.seed,
@@ -148,23 +140,19 @@ def _catboost(case: Case, kind: Any, settings: dict[str, Any]) -> tuple[Any, Any
 
 def lightgbm(case: Case) -> Prediction:
     """The mean, with a constant deviation; for classes probabilities."""
-    from lightgbm import LGBMClassifier, LGBMRegressor
-
     rows = _Coded(case)
     if case.classes:
-        model = _lightgbm(case, rows, LGBMClassifier, {})
+        model = _lightgbm(case, rows, "LGBMClassifier", {})
         return lambda: np.asarray(model.predict_proba(rows.test), np.float64)
-    model = _lightgbm(case, rows, LGBMRegressor, {"objective": "regression"})
+    model = _lightgbm(case, rows, "LGBMRegressor", {"objective": "regression"})
     return lambda: gaussian_of_held_out(model.predict(rows.test), model.predict(rows.held), rows.held_y)
 
 
 def lightgbm_quantiles(case: Case) -> Prediction:
     """One model for each level."""
-    from lightgbm import LGBMRegressor
-
     rows = _Coded(case)
     models = [
-        _lightgbm(case, rows, LGBMRegressor, {"objective": "quantile", "alpha": level}) for level in LEVELS
+        _lightgbm(case, rows, "LGBMRegressor", {"objective": "quantile", "alpha": level}) for level in LEVELS
     ]
 
     def predict() -> Quantiles:
@@ -192,10 +180,9 @@ def _codes(column: np.ndarray, train: np.ndarray) -> np.ndarray:
     return np.where(known[place] == text, place, np.nan).astype(np.float64)
 
 
-def _lightgbm(case: Case, rows: _Coded, kind: Any, settings: dict[str, Any]) -> Any:
-    from lightgbm import early_stopping
-
-    model = kind(
+def _lightgbm(case: Case, rows: _Coded, kind: str, settings: dict[str, Any]) -> Any:
+    library = import_module("lightgbm")
+    model = getattr(library, kind)(
         n_estimators=LIGHTGBM["n_estimators"],
         learning_rate=LIGHTGBM["learning_rate"],
         random_state=case.seed,
@@ -208,36 +195,33 @@ def _lightgbm(case: Case, rows: _Coded, kind: Any, settings: dict[str, Any]) -> 
         rows.learn_y,
         eval_set=[(rows.held, rows.held_y)],
         categorical_feature=list(rows.categorical) or "auto",
-        callbacks=[early_stopping(LIGHTGBM["early_stopping_rounds"], verbose=False)],
+        callbacks=[library.early_stopping(LIGHTGBM["early_stopping_rounds"], verbose=False)],
     )
 
 
 def xgboost(case: Case) -> Prediction:
     """The mean, with a constant deviation; for classes probabilities."""
-    from xgboost import XGBClassifier, XGBRegressor
-
     if case.classes:
-        model, test, _, _ = _xgboost(case, XGBClassifier, {})
+        model, test, _, _ = _xgboost(case, "XGBClassifier", {})
         return lambda: np.asarray(model.predict_proba(test), np.float64)
-    model, test, held, held_y = _xgboost(case, XGBRegressor, {"objective": "reg:squarederror"})
+    model, test, held, held_y = _xgboost(case, "XGBRegressor", {"objective": "reg:squarederror"})
     return lambda: gaussian_of_held_out(model.predict(test), model.predict(held), held_y)
 
 
 def xgboost_quantiles(case: Case) -> Prediction:
     """One model for all levels."""
-    from xgboost import XGBRegressor
-
     settings = {"objective": "reg:quantileerror", "quantile_alpha": np.array(LEVELS)}
-    model, test, _, _ = _xgboost(case, XGBRegressor, settings)
+    model, test, _, _ = _xgboost(case, "XGBRegressor", settings)
     return lambda: Quantiles(LEVELS, np.asarray(model.predict(test), np.float64))
 
 
 def _xgboost(
-    case: Case, kind: Any, settings: dict[str, Any]
+    case: Case, kind: str, settings: dict[str, Any]
 ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
     """A fitted model, test rows, and held-out rows with their targets."""
     train, test = case.one_hot()
     learn, held = case.held_out()
-    model = kind(**XGBOOST, random_state=case.seed, n_jobs=case.threads, verbosity=0, **settings)
+    make = getattr(import_module("xgboost"), kind)
+    model = make(**XGBOOST, random_state=case.seed, n_jobs=case.threads, verbosity=0, **settings)
     model.fit(train[learn], case.y[learn], eval_set=[(train[held], case.y[held])], verbose=False)
     return model, test, train[held], case.y[held]

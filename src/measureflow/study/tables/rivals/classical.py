@@ -1,5 +1,6 @@
 """scikit-learn's boosting and Gaussian process, quantile forests, and two baselines."""
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,9 @@ def histogram_boosting(case: Case) -> Prediction:
 
 def quantile_forest(case: Case) -> Prediction:
     """A random forest that keeps the targets of its leaves, by the defaults."""
-    from quantile_forest import RandomForestQuantileRegressor
-
+    library = import_module("quantile_forest")
     train, test = case.one_hot()
-    forest: Any = RandomForestQuantileRegressor(random_state=case.seed, n_jobs=case.threads)
+    forest = library.RandomForestQuantileRegressor(random_state=case.seed, n_jobs=case.threads)
     forest.fit(train, case.y)
     return lambda: Quantiles(LEVELS, np.asarray(forest.predict(test, quantiles=list(LEVELS)), np.float64))
 
@@ -46,7 +46,8 @@ def gaussian_process(case: Case) -> Prediction:
     if len(case.train) > most:
         raise UnsuitedError(f"more than {most} training rows")
     train, test = case.standardised()
-    kernel = ConstantKernel() * RBF(np.ones(train.shape[1]), (1e-2, 1e4)) + WhiteKernel(0.1, (1e-8, 1e1))
+    lengths: Any = np.ones(train.shape[1])
+    kernel = ConstantKernel() * RBF(lengths, (1e-2, 1e4)) + WhiteKernel(0.1, (1e-8, 1e1))
     process = GaussianProcessRegressor(kernel, normalize_y=True, random_state=case.seed).fit(train, case.y)
 
     def predict() -> Gaussian:

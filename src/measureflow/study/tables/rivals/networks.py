@@ -4,7 +4,7 @@ bde gives a law, and has the settings of its documentation's examples. RealMLP a
 law around them is a Gaussian whose deviation is the root mean square error of held-out rows.
 """
 
-from typing import Any
+from importlib import import_module
 
 import numpy as np
 
@@ -30,16 +30,14 @@ BDE_COMPONENTS = 200
 
 def bde(case: Case) -> Prediction:
     """Its predictive mixture, thinned."""
-    from bde import BdeClassifier, BdeRegressor
-    from bde.loss import CategoricalCrossEntropy, GaussianNLL
-
+    library, losses = import_module("bde"), import_module("bde.loss")
     train, test = (part.astype(np.float32) for part in case.standardised())
     if case.classes:
-        classifier: Any = BdeClassifier(seed=case.seed, loss=CategoricalCrossEntropy(), **BDE)
+        classifier = library.BdeClassifier(seed=case.seed, loss=losses.CategoricalCrossEntropy(), **BDE)
         classifier.fit(x=train, y=case.y)
         return lambda: np.asarray(classifier.predict_proba(test), np.float64)
     mean, scale = case.y.mean(), case.y.std()
-    regressor: Any = BdeRegressor(seed=case.seed, loss=GaussianNLL(), **BDE)
+    regressor = library.BdeRegressor(seed=case.seed, loss=losses.GaussianNLL(), **BDE)
     regressor.fit(x=train, y=((case.y - mean) / scale).reshape(-1, 1))
 
     def predict() -> GaussianMixture:
@@ -53,22 +51,20 @@ def bde(case: Case) -> Prediction:
 
 def realmlp(case: Case) -> Prediction:
     """The tuned defaults of pytabkit."""
-    from pytabkit import RealMLP_TD_Classifier, RealMLP_TD_Regressor
-
-    return _pytabkit(case, RealMLP_TD_Classifier if case.classes else RealMLP_TD_Regressor)
+    return _pytabkit(case, "RealMLP_TD_Classifier" if case.classes else "RealMLP_TD_Regressor")
 
 
 def tabm(case: Case) -> Prediction:
     """The defaults of pytabkit."""
-    from pytabkit import TabM_D_Classifier, TabM_D_Regressor
-
-    return _pytabkit(case, TabM_D_Classifier if case.classes else TabM_D_Regressor)
+    return _pytabkit(case, "TabM_D_Classifier" if case.classes else "TabM_D_Regressor")
 
 
-def _pytabkit(case: Case, kind: Any) -> Prediction:
+def _pytabkit(case: Case, kind: str) -> Prediction:
     train, test = case.one_hot()
     learn, held = case.held_out()
-    model = kind(device="cpu", random_state=case.seed, n_threads=case.threads)
+    model = getattr(import_module("pytabkit"), kind)(
+        device="cpu", random_state=case.seed, n_threads=case.threads
+    )
     model.fit(train[learn], case.y[learn], X_val=train[held], y_val=case.y[held])
     if case.classes:
         return lambda: np.asarray(model.predict_proba(test), np.float64)
