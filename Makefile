@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 BENCH = build/bench-env
+RIVALS = build/tables-env
 
-.PHONY: demo test verify paper uci bench docs clean
+.PHONY: demo test verify paper uci tables bench docs clean
 
 # Silences an announcement of mkdocs-material, which is not about this project.
 export NO_MKDOCS_2_WARNING = 1
@@ -35,6 +36,12 @@ uci: $(VENV)/.dev
 	$(BIN)/measureflow uci --out build/uci --force
 	$(BIN)/python -m verification.uci_page build/uci
 
+# Ours beside rivals on many tables: hours on a CPU; it resumes. The rivals are installed for this only, into an
+# environment of its own. MEASUREFLOW_TABLES and MEASUREFLOW_DATA name the data; writes docs/tables.md.
+tables: $(RIVALS)/.done
+	$(RIVALS)/bin/measureflow tables --out build/tables
+	$(RIVALS)/bin/python -m verification.tables_page build/tables
+
 # Speed against bare JAX and against other libraries, which are installed for this only, into an environment of
 # its own; writes build/bench and docs/benchmarks.md.
 bench: $(BENCH)/.done
@@ -58,6 +65,12 @@ $(BENCH)/.done: pyproject.toml
 	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
 	$(BENCH)/bin/python -m pip install --quiet --editable .
 	$(BENCH)/bin/python -m benchmarks.install
+	touch $@
+
+$(RIVALS)/.done: pyproject.toml
+	test -x $(RIVALS)/bin/python || $(PYTHON) -m venv $(RIVALS)
+	$(RIVALS)/bin/python -m pip install --quiet --editable .
+	$(RIVALS)/bin/python -m benchmarks.install rivals
 	touch $@
 
 clean:

@@ -2,6 +2,7 @@
 BlackJAX, into one of its own beside it.
 
     python -m benchmarks.install
+    python -m benchmarks.install rivals     (those of the study on tables, which have one environment)
 """
 
 import site
@@ -15,14 +16,17 @@ BDE_FOLDER = ROOT / "build" / "bench-bde"
 BDE_PYTHON = BDE_FOLDER / "bin" / "python"
 
 
-def main() -> None:
+def main(which: str = "bench") -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    peers, bde = (extras["optional-dependencies"][name] for name in ("bench", "bench-bde"))
+    lists = extras["optional-dependencies"]
+    peers, bde = lists[which], lists["bench-bde"]
     # Together, so that one torch suits all; where one of them cannot be had, those that can.
     if not _install(sys.executable, peers):
         for peer in peers:
             if not _install(sys.executable, [peer]):
                 print(f"{peer} cannot be installed: it is left out.")
+    if which == "rivals":
+        return
     if not _bde_environment() or not _install(str(BDE_PYTHON), bde):
         print(f"{', '.join(bde)} cannot be installed: it is left out.")
 
@@ -42,4 +46,4 @@ def _install(python: str, requirements: list[str]) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:2])

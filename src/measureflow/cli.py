@@ -26,6 +26,17 @@ from measureflow.study.demo import SETTINGS, Result, run_demo
 from measureflow.study.paper import NAMES, Claim
 from measureflow.study.paper import reproduce as run_reproduction
 from measureflow.study.provenance import provenance
+from measureflow.study.tables.records import ResumeError
+from measureflow.study.tables.rivals import RIVALS, missing
+from measureflow.study.tables.running import (
+    OURS,
+    Plan,
+    chosen_splits,
+    chosen_tables,
+    run_tables,
+    settings_of,
+)
+from measureflow.study.tables.tasks import COLLECTIONS
 from measureflow.study.uci_benchmark import (
     METHODS,
     SETS,
@@ -166,6 +177,67 @@ def uci(
             _print_rows("NLL, paired by split: mean difference ± standard error", comparisons)
         save_figure(lambda figure: draw_uci(figure, results), (10.0, 9.0), out)
     console.print(f"Wrote {out}/results.json, figure.png and figure.svg.")
+
+
+@app.command()
+def tables(
+    out: Annotated[Path, typer.Option(help="Folder for OUT/TABLE/COMPETITOR/SPLIT.json.")] = Path(
+        "results/tables"
+    ),
+    only_tables: Annotated[
+        str, typer.Option(help=f"Tables, or collections of them: {', '.join(COLLECTIONS)}.")
+    ] = ",".join(COLLECTIONS),
+    only: Annotated[str, typer.Option(help="Competitors, separated by commas.")] = ",".join((OURS, *RIVALS)),
+    ours: Annotated[
+        list[str] | None,
+        typer.Option(help="A variant of ours besides, as method=DLE,particles=40."),
+    ] = None,
+    splits: Annotated[str | None, typer.Option(help="Numbers of splits, as 0,1,2; all by default.")] = None,
+    most_rows: Annotated[int | None, typer.Option(help="Leave larger tables out.", min=1)] = None,
+    seconds_per_fit: Annotated[float | None, typer.Option(help="Stop a rival's fit after.", min=1)] = None,
+    jobs: Annotated[int, typer.Option(help="Rivals fitted at a time, in processes.", min=1)] = 1,
+    threads: Annotated[int, typer.Option(help="Threads of a rival's fit.", min=1)] = 1,
+    seed: Seed = 0,
+) -> None:
+    """Ours beside rivals on many tables: scores and seconds. What lies in OUT is not computed again."""
+    try:
+        plan = Plan(
+            chosen_tables([name.strip() for name in only_tables.split(",")]),
+            tuple(_chosen("--only", only, (OURS, *RIVALS))),
+            tuple(ours or ()),
+            None if splits is None else chosen_splits(splits),
+            most_rows,
+            seconds_per_fit,
+            jobs,
+            threads,
+            seed,
+        )
+        for variant in plan.variants:
+            settings_of(variant)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    for name in plan.competitors:
+        if name in RIVALS and (reason := missing(name)):
+            console.print(f"{name} is left out: {reason}.")
+    with _results_in(out):
+        began, written = time.perf_counter(), 0
+        try:
+            for record in run_tables(plan, out):
+                written += 1
+                seconds = time.perf_counter() - began
+                console.print(f"{seconds:.0f} s: {escape(_told(record))}", highlight=False)
+        except ResumeError as error:
+            raise typer.BadParameter(str(error), param_hint="--out") from None
+    console.print(f"Wrote {written} files to {out}.")
+
+
+def _told(record: dict[str, Any]) -> str:
+    """One line on one fit."""
+    what = f"{record['table']} {record['split']} {record['competitor']}"
+    if record["status"] != "scored":
+        return f"{what}: {record['status']}, {record['reason']}"
+    nll = record["scores"]["negative_log_likelihood"]
+    return f"{what}: NLL {nll:.3f}, {record['seconds']:.1f} s"
 
 
 def _has_bars() -> bool:
