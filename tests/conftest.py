@@ -1,10 +1,17 @@
 """Shapes and types are checked at run time, and nothing is promoted silently."""
 
 import os
+from pathlib import Path
 
 # Tests run side by side: one thread each, instead of all of them on all cores.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+
+# What was compiled once, in this worker, in the other, in a process that a test starts or in an earlier run
+# is read from a folder: compiling is half of the work. JAX looks at these names when it is imported.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "compiled"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import signal
 import sys
