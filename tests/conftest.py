@@ -27,6 +27,24 @@ with install_import_hook("measureflow", "beartype.beartype"):
 # Tests press Ctrl-C; shells start what runs in the background with that ignored, and children inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# What takes longest begins first, so that in the end no worker waits for another.
+LONGEST = ("test_docs.py", "runs/test_devices.py", "tables", "runs", "sampling", "test_properties.py")
+# Each of these tests is long, and shares nothing with the others of its file.
+ALONE = ("test_pages_run", "test_eight_devices", "test_two_processes", "test_sample_on_two", "test_killed")
+
+
+def pytest_collection_modifyitems(items):
+    """A file's tests go to one worker, since they share programs and fixtures; the longest begin first."""
+
+    def place(item):
+        name = item.path.relative_to(Path(__file__).parent).as_posix()
+        return next((i for i, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
+
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None and not item.name.startswith(ALONE):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=place)
+
 
 @pytest.fixture
 def as_a_user_runs_it(strict_promotion):
