@@ -1,25 +1,29 @@
 """Shapes and types are checked at run time, and nothing is promoted silently."""
 
 import os
-from pathlib import Path
 
 # Tests run side by side: one thread each, instead of all of them on all cores.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
-# What was compiled once, in this worker, in the other, in a process that a test starts or in an earlier run
-# is read from a folder: compiling is half of the work. JAX looks at these names when it is imported.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "compiled"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-
 import signal
 import sys
+from pathlib import Path
 
 import jax
 import jaxtyping
 import pytest
 from jaxtyping import install_import_hook
+
+# What was compiled once, in this worker, in the other, in a process that a test starts or in an earlier run
+# is read from a folder, however small: compiling is half of the work.
+KEPT = {
+    "jax_compilation_cache_dir": str(Path(__file__).parents[1] / "build" / "compiled"),
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
+for name, value in KEPT.items():
+    jax.config.update(name, type(value)(os.environ.setdefault(name.upper(), str(value))))
 
 with install_import_hook("measureflow", "beartype.beartype"):
     import measureflow  # noqa: F401
