@@ -17,7 +17,7 @@ test: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
 	$(BIN)/mkdocs build --strict --quiet --site-dir build/docs
 
 # Long statistical runs; writes docs/verification.md.

@@ -8,17 +8,46 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import signal
 import sys
+from pathlib import Path
 
 import jax
 import jaxtyping
 import pytest
 from jaxtyping import install_import_hook
 
+# What was compiled once, in this worker, in the other, in a process that a test starts or in an earlier run
+# is read from a folder, however small: compiling is half of the work.
+KEPT = {
+    "jax_compilation_cache_dir": str(Path(__file__).parents[1] / "build" / "compiled"),
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
+for name, value in KEPT.items():
+    jax.config.update(name, type(value)(os.environ.setdefault(name.upper(), str(value))))
+
 with install_import_hook("measureflow", "beartype.beartype"):
     import measureflow  # noqa: F401
 
 # Tests press Ctrl-C; shells start what runs in the background with that ignored, and children inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What takes longest begins first, so that in the end no worker waits for another.
+LONGEST = ("test_docs.py", "runs/test_devices.py", "tables", "runs", "sampling", "test_properties.py")
+# Each of these tests is long, and shares nothing with the others of its file.
+ALONE = ("test_pages_run", "test_eight_devices", "test_two_processes", "test_sample_on_two", "test_killed")
+
+
+def pytest_collection_modifyitems(items):
+    """A file's tests go to one worker, since they share programs and fixtures; the longest begin first."""
+
+    def place(item):
+        name = item.path.relative_to(Path(__file__).parent).as_posix()
+        return next((i for i, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
+
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None and not item.name.startswith(ALONE):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=place)
 
 
 @pytest.fixture

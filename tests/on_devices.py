@@ -186,14 +186,13 @@ def estimators():
 def equality():
     """All cases on eight devices, and DRLE on four times two."""
     found = {name: differences(case, mesh_of(8)) for name, case in (CASES | MORE).items()}
-    return found | two_axes()
+    return found | two_axes(["DRLE, batches", "DRLE, all data", *SCORES])
 
 
-def two_axes():
-    """DRLE on four times two devices, with batches and without."""
-    drle = [name for name in CASES if name.startswith("DRLE")]
-    found = {f"{name}, two axes": differences(CASES[name], mesh_of(4, 2)) for name in drle}
-    return found | {f"{name}, two axes": differences(case, mesh_of(4, 2)) for name, case in SCORES.items()}
+def two_axes(names=("DRLE, batches", "log score")):
+    """On four times two devices."""
+    cases = CASES | SCORES
+    return {f"{name}, two axes": differences(cases[name], mesh_of(4, 2)) for name in names}
 
 
 def processes():

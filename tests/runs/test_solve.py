@@ -54,6 +54,8 @@ FLOWS = {
         mf.ParametricFlow(mf.FullRankGaussian(), optax.adam(1e-2), samples=8),
     ),
 }
+# Without batches, one flow with noise and one without stand for all.
+WITHOUT_BATCHES = ("constant", "optimiser")
 
 
 @pytest.mark.standard_promotion
@@ -86,8 +88,14 @@ def test_a_run_of_less_than_no_steps_is_refused():
 
 
 @pytest.mark.standard_promotion
-@pytest.mark.parametrize("name", FLOWS)
-@pytest.mark.parametrize("batch_size", [None, 10])
+@pytest.mark.parametrize(
+    ("name", "batch_size"),
+    [
+        pytest.param(name, size, marks=[pytest.mark.slow] * (size is None and name not in WITHOUT_BATCHES))
+        for size in (None, 10)
+        for name in FLOWS
+    ],
+)
 def test_continuing_equals_one_run_of_the_sum_bit_for_bit(name, batch_size):
     problem, flow = FLOWS[name]
     settings = {"data": DATA, "batch_size": batch_size}

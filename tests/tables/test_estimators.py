@@ -61,19 +61,44 @@ NO_BITS = {
         "test_a_row_of_weight_k_is_k_rows is in its place."
     )
 }
+# What these ask about is in the base class of both estimators: the classifier is asked in `make verify`.
+ASKED_OF_THE_REGRESSOR = (
+    "check_dont_overwrite_parameters",
+    "check_dtype_object",
+    "check_estimators_dtypes",
+    "check_estimators_nan_inf",
+    "check_estimators_overwrite_params",
+    "check_fit2d_1feature",
+    "check_fit_check_is_fitted",
+    "check_n_features_in_after_fitting",
+    "check_pipeline_consistency",
+    "check_positive_only_tag_during_fit",
+    "check_sample_weights_pandas_series",
+    "check_sample_weights_shape",
+)
+
+
+def rules_for(estimator, later=()):
+    """scikit-learn's checks, of which those named `later` and those that may fail are slow tests."""
+    every = parametrize_with_checks([estimator], expected_failed_checks=lambda _: NO_BITS)
+    names, checks = every.args
+    marked = []
+    for one in checks:
+        values, marks = (one.values, list(one.marks)) if hasattr(one, "marks") else (one, [])
+        check = getattr(values[1], "func", values[1])
+        slow = [pytest.mark.slow] * (check.__name__ in (*later, *NO_BITS))
+        marked.append(pytest.param(*values, marks=[*marks, *slow]))
+    return pytest.mark.parametrize(names, marked, **every.kwargs)
 
 
 @pytest.mark.xdist_group("regressor's checks")
-@parametrize_with_checks(
-    [EnsembleRegressor(**SHELL, likelihood="heteroscedastic")],
-    expected_failed_checks=lambda _: NO_BITS,
-)
+@rules_for(EnsembleRegressor(**SHELL, likelihood="heteroscedastic"))
 def test_the_regressor_keeps_to_the_rules(estimator, check):
     check(estimator)
 
 
 @pytest.mark.xdist_group("classifier's checks")
-@parametrize_with_checks([EnsembleClassifier(**SHELL)], expected_failed_checks=lambda _: NO_BITS)
+@rules_for(EnsembleClassifier(**SHELL), later=ASKED_OF_THE_REGRESSOR)
 def test_the_classifier_keeps_to_the_rules(estimator, check):
     check(estimator)
 
