@@ -13,8 +13,14 @@ import numpy as np
 from jax.sharding import Mesh
 from sklearn.base import BaseEstimator, is_classifier
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_array,
+    check_is_fitted,
+    check_X_y,
+    validate_data,
+)
 
 from measureflow.core.devices import require_mesh
 from measureflow.core.pytrees import dimension
@@ -28,10 +34,13 @@ from measureflow.runs.history import History
 from measureflow.saving.container import PathLike
 from measureflow.saving.documents import save
 from measureflow.tables.convergence import not_converged
+from measureflow.tables.frames import Columns
+from measureflow.tables.leaks import warn_of_the_target
 from measureflow.tables.methods import Method, method_of
+from measureflow.tables.reading import dense, is_frame, names_of, targets_of
 from measureflow.tables.recipe import Recipe, batch_size_for, steps_for
 from measureflow.tables.scaling import moments, standardised
-from measureflow.tables.table import Table
+from measureflow.tables.table import Table, rows_of
 from measureflow.tables.targets import Head, changes_units
 from measureflow.tables.training import Ensembles, Trainer
 
@@ -46,6 +55,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
 
     #: Set by `fit`, from the data.
     n_features_in_: int
+    columns_: Columns | None
     input_mean_: np.ndarray
     input_scale_: np.ndarray
     network_: Network
@@ -178,25 +188,58 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
                 f"sample_weight sums to {total:.3g}, but a row of weight k counts as k equal rows; divide it "
                 "by its mean."
             )
-        X, y, weights = X[weights > 0], y[weights > 0], weights[weights > 0]
+        chosen = np.flatnonzero(weights > 0)
+        X, y, weights = rows_of(X, chosen), y[chosen], weights[chosen]
+        if not again:
+            self.columns_ = Columns.learn(X) if is_frame(X) else None
+        if self.columns_ is not None:
+            X = self.columns_.numbers(X)
         if again:
             self._require_unchanged()
         else:
-            names = getattr(self, "feature_names_in_", None)
-            self.input_mean_, self.input_scale_ = moments("X", X, weights, names)
+            self._set_inputs(X, y, weights)
             self._set_targets(y, weights)
             hidden = (50,) if len(X) <= 20_000 else (100,)
             self.network_, self.likelihood_ = self._network(hidden if self.hidden is None else self.hidden)
         inputs = standardised(X, self.input_mean_, self.input_scale_)
         return Table.of(inputs, self._encoded(y), weights)
 
+    def _checked(self, X: Any, y: Any, again: bool, **of_targets: Any) -> tuple[Any, np.ndarray]:
+        """By scikit-learn's rules: a frame as it is, if this fit learns its columns, or the last one did; all
+        else as an array of numbers."""
+        y = targets_of(y)
+        if (self.columns_ is None) if again else not is_frame(X):
+            X, y = validate_data(
+                self, X, y, reset=not again, dtype=np.float64, accept_sparse="csr", **of_targets
+            )
+            return dense(X), y
+        X = self._framed(X, again)
+        _, y = check_X_y(np.zeros((len(X), 1)), y, estimator=self, **of_targets)
+        return X, y
+
+    def _framed(self, X: Any, again: bool) -> Any:
+        """A frame, or an array of anything that has its columns."""
+        if is_frame(X):
+            names_of(X)  # Raises where two are one, which scikit-learn would not explain.
+        X = validate_data(self, X, reset=not again, skip_check_array=True)
+        return X if is_frame(X) else check_array(X, dtype=object, ensure_all_finite=False)
+
+    def _set_inputs(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> None:
+        """Learn the scaling of the inputs."""
+        columns = self.columns_
+        names = getattr(self, "feature_names_in_", None) if columns is None else columns.names
+        self.input_mean_, self.input_scale_ = moments("X", X, weights, names)
+        if columns is not None:
+            self.input_scale_ = columns.scale(self.input_scale_)
+            warn_of_the_target(columns, X, y, are_labels=is_classifier(self))
+
     def _goes_on(self) -> bool:
         """Whether a fit continues the one before."""
         return self.warm_start and hasattr(self, "particles_")
 
     @abc.abstractmethod
-    def _validated(self, X: Any, y: Any, again: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and targets, checked; `again` against what a warm start goes on from."""
+    def _validated(self, X: Any, y: Any, again: bool) -> tuple[Any, np.ndarray]:
+        """Rows and targets, checked; frames as they are; `again` against what a warm start goes on from."""
 
     @abc.abstractmethod
     def _set_targets(self, y: np.ndarray, weights: np.ndarray) -> None:
@@ -216,7 +259,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
 
     def _has_units(self) -> bool:
         """Whether targets are standardised, and the spread of the predictive law is chosen."""
-        return changes_units(self.network_, self.likelihood_, self.n_features_in_)
+        return changes_units(self.network_, self.likelihood_, len(self.input_mean_))
 
     def _check_settings(self) -> None:
         method_of(self.method)
@@ -242,7 +285,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
 
     def _network(self, hidden: Sequence[int]) -> tuple[Network, Callable]:
         head = self._likelihood()
-        network = Network.mlp(self.n_features_in_, hidden, head.outputs, self.activation)
+        network = Network.mlp(len(self.input_mean_), hidden, head.outputs, self.activation)
         return network.with_constants(head.constants) if head.constants else network, head.likelihood
 
     def _require_unchanged(self) -> None:
@@ -325,7 +368,10 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
 
     def _rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "particles_")
-        X = validate_data(self, X, reset=False, dtype=np.float64)
+        if self.columns_ is not None:
+            X = self.columns_.numbers(self._framed(X, again=True))
+        else:
+            X = dense(validate_data(self, X, reset=False, dtype=np.float64, accept_sparse="csr"))
         return standardised(X, self.input_mean_, self.input_scale_)
 
     def predict_dist(self, X: Any) -> Mixture:
@@ -335,6 +381,11 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         float64 of NumPy."""
         rows = self._rows(X)
         return self._predictive(*self._units())(rows)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
     def __getstate__(self) -> dict[str, Any]:
         # The devices of a mesh belong to this process, and so do arrays of JAX, which not all can write.

@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
 
 from measureflow.networks.likelihoods import AbstractLikelihood, Categorical
 from measureflow.prediction.predictive import Mixture
@@ -101,6 +100,8 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         The shape of one row's targets.
     n_features_in_, feature_names_in_ : int, array of str
         The columns of X, and their names if they have any.
+    columns_ : Columns or None
+        How the columns of a frame become numbers: `columns_.names` has their names. None where X was an array.
     """
 
     target_shape_: tuple[int, ...]
@@ -167,8 +168,8 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         low, high = self._map(eqx.Partial(_interval, tail), X)
         return self._in_units(low), self._in_units(high)
 
-    def _validated(self, X: Any, y: Any, again: bool) -> tuple[np.ndarray, np.ndarray]:
-        X, y = validate_data(self, X, y, reset=not again, dtype=np.float64, y_numeric=True, multi_output=True)
+    def _validated(self, X: Any, y: Any, again: bool) -> tuple[Any, np.ndarray]:
+        X, y = self._checked(X, y, again, y_numeric=True, multi_output=True)
         y = np.asarray(y, np.float64)
         if again and y.shape[1:] != self.target_shape_:
             raise ValueError(
@@ -200,7 +201,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         return (location, scale) if self._targets() > 1 else (location.reshape(()), scale.reshape(()))
 
     def _encoded(self, y: np.ndarray) -> np.ndarray:
-        require_support(law_of(self.network_, self.likelihood_, self.n_features_in_), y, self.likelihood)
+        require_support(law_of(self.network_, self.likelihood_, len(self.input_mean_)), y, self.likelihood)
         if self._has_units():
             y = (y - self.target_mean_) / self.target_scale_
         return (y if self._targets() > 1 else y.reshape(len(y))).astype(np.float32)
@@ -283,6 +284,8 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         Scaling.
     n_features_in_, feature_names_in_ : int, array of str
         The columns of X, and their names if they have any.
+    columns_ : Columns or None
+        How the columns of a frame become numbers: `columns_.names` has their names. None where X was an array.
     """
 
     classes_: np.ndarray
@@ -334,8 +337,8 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         probabilities = self._map(_probabilities, X)
         return probabilities / probabilities.sum(axis=1, keepdims=True)
 
-    def _validated(self, X: Any, y: Any, again: bool) -> tuple[np.ndarray, np.ndarray]:
-        X, y = validate_data(self, X, y, reset=not again, dtype=np.float64)
+    def _validated(self, X: Any, y: Any, again: bool) -> tuple[Any, np.ndarray]:
+        X, y = self._checked(X, y, again)
         try:
             classes = np.unique(y)
         except TypeError:

@@ -11,6 +11,7 @@ from measureflow.networks.network import Network, perceptron
 from measureflow.prediction.predictive import require_sound
 from measureflow.runs.history import History
 from measureflow.saving.registry import kind_of, require, saved
+from measureflow.tables.frames import Columns
 from measureflow.tables.methods import METHODS
 
 
@@ -84,7 +85,8 @@ def _require_sound(estimator: Any) -> None:
     require(_are_scores(estimator.validation_scores_), "validation_scores_ are no scores")
     features, names = estimator.n_features_in_, getattr(estimator, "feature_names_in_", None)
     require(type(features) is int and features > 0, "n_features_in_ is no number of features")
-    require_units("input", estimator.input_mean_, estimator.input_scale_, (features,))
+    width = _width(estimator.columns_, features)
+    require_units("input", estimator.input_mean_, estimator.input_scale_, (width,))
     named = names is None or (isinstance(names, np.ndarray) and names.shape == (features,))
     require(named, "feature_names_in_ has not one name for each feature")
     estimator._require_targets()
@@ -92,11 +94,20 @@ def _require_sound(estimator: Any) -> None:
     now, then = (_law(likelihood) for likelihood in (estimator._likelihood()[0], estimator.likelihood_))
     require(now == then, "likelihood_ is not that of the settings and the targets")
     inner = perceptron(estimator.network_)
-    require(inner is not None and inner.sizes[0] == features, "network_ has not these features")
+    require(inner is not None and inner.sizes[0] == width, "network_ has not these features")
     leaves = jax.tree.leaves(estimator.particles_)
     finite = all(isinstance(leaf, np.ndarray) and np.isfinite(leaf).all() for leaf in leaves)
     require(finite, "particles_ are no finite numbers")
     require_sound(estimator._predictive(*estimator._units()))
+
+
+def _width(columns: Any, features: int) -> int:
+    """How many numbers a row is: the columns of an array, or what a frame's columns become."""
+    if columns is None:
+        return features
+    known = isinstance(columns, Columns) and len(columns.columns) == features
+    require(known, "columns_ has not one entry for each feature")
+    return columns.width
 
 
 def _are_scores(table: Any) -> bool:
