@@ -88,7 +88,18 @@ def test_imports_go_one_way():
         ("matplotlib", {"prediction.plots", "runs.history", "study.figures"}),
         ("typer", {"cli"}),
         ("rich", {"cli"}),
-        ("sklearn", {"tables.crossvalidation", "tables.ensemble", "tables.estimators", "study.datasets"}),
+        (
+            "sklearn",
+            {
+                "tables.crossvalidation",
+                "tables.ensemble",
+                "tables.estimators",
+                "tables.inputs",
+                "study.datasets",
+            },
+        ),
+        ("pandas", set()),
+        ("polars", set()),
     ],
 )
 def test_heavy_libraries_stay_in_their_modules(library, allowed):

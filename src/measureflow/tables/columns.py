@@ -168,7 +168,7 @@ class Ordered(Number):
             warnings.warn(
                 f"column {raw.name!r} of X holds {raw.values[new][0]!r:.80}, which is none of the levels "
                 f"that it had in fit, {', '.join(map(repr, self.levels[:5]))}, …; it counts as missing.",
-                stacklevel=2,
+                stacklevel=7,
             )
         return np.where(places == -1, np.nan, places)
 

@@ -14,13 +14,7 @@ from jax.sharding import Mesh
 from sklearn.base import BaseEstimator, is_classifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import Tags, check_random_state
-from sklearn.utils.validation import (
-    _check_sample_weight,
-    check_array,
-    check_is_fitted,
-    check_X_y,
-    validate_data,
-)
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
 from measureflow.core.devices import require_mesh
 from measureflow.core.pytrees import dimension
@@ -35,11 +29,11 @@ from measureflow.saving.container import PathLike
 from measureflow.saving.documents import save
 from measureflow.tables.convergence import not_converged
 from measureflow.tables.frames import Columns
-from measureflow.tables.leaks import warn_of_the_target
+from measureflow.tables.inputs import numbers, scaling
 from measureflow.tables.methods import Method, method_of
-from measureflow.tables.reading import dense, is_frame, names_of, targets_of
+from measureflow.tables.reading import is_frame
 from measureflow.tables.recipe import Recipe, batch_size_for, steps_for
-from measureflow.tables.scaling import moments, standardised
+from measureflow.tables.scaling import standardised
 from measureflow.tables.table import Table, rows_of
 from measureflow.tables.targets import Head, changes_units
 from measureflow.tables.training import Ensembles, Trainer
@@ -55,7 +49,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
 
     #: Set by `fit`, from the data.
     n_features_in_: int
-    columns_: Columns | None
+    columns_: Columns | None = None
     input_mean_: np.ndarray
     input_scale_: np.ndarray
     network_: Network
@@ -197,41 +191,12 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         if again:
             self._require_unchanged()
         else:
-            self._set_inputs(X, y, weights)
+            self.input_mean_, self.input_scale_ = scaling(self, X, y, weights)
             self._set_targets(y, weights)
             hidden = (50,) if len(X) <= 20_000 else (100,)
             self.network_, self.likelihood_ = self._network(hidden if self.hidden is None else self.hidden)
         inputs = standardised(X, self.input_mean_, self.input_scale_)
         return Table.of(inputs, self._encoded(y), weights)
-
-    def _checked(self, X: Any, y: Any, again: bool, **of_targets: Any) -> tuple[Any, np.ndarray]:
-        """By scikit-learn's rules: a frame as it is, if this fit learns its columns, or the last one did; all
-        else as an array of numbers."""
-        y = targets_of(y)
-        if (self.columns_ is None) if again else not is_frame(X):
-            X, y = validate_data(
-                self, X, y, reset=not again, dtype=np.float64, accept_sparse="csr", **of_targets
-            )
-            return dense(X), y
-        X = self._framed(X, again)
-        _, y = check_X_y(np.zeros((len(X), 1)), y, estimator=self, **of_targets)
-        return X, y
-
-    def _framed(self, X: Any, again: bool) -> Any:
-        """A frame, or an array of anything that has its columns."""
-        if is_frame(X):
-            names_of(X)  # Raises where two are one, which scikit-learn would not explain.
-        X = validate_data(self, X, reset=not again, skip_check_array=True)
-        return X if is_frame(X) else check_array(X, dtype=object, ensure_all_finite=False)
-
-    def _set_inputs(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> None:
-        """Learn the scaling of the inputs."""
-        columns = self.columns_
-        names = getattr(self, "feature_names_in_", None) if columns is None else columns.names
-        self.input_mean_, self.input_scale_ = moments("X", X, weights, names)
-        if columns is not None:
-            self.input_scale_ = columns.scale(self.input_scale_)
-            warn_of_the_target(columns, X, y, are_labels=is_classifier(self))
 
     def _goes_on(self) -> bool:
         """Whether a fit continues the one before."""
@@ -368,11 +333,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
 
     def _rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "particles_")
-        if self.columns_ is not None:
-            X = self.columns_.numbers(self._framed(X, again=True))
-        else:
-            X = dense(validate_data(self, X, reset=False, dtype=np.float64, accept_sparse="csr"))
-        return standardised(X, self.input_mean_, self.input_scale_)
+        return standardised(numbers(self, X), self.input_mean_, self.input_scale_)
 
     def predict_dist(self, X: Any) -> Mixture:
         """p(y | x) for every row: the mixture over particles, a NumPyro distribution.

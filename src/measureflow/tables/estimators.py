@@ -17,6 +17,7 @@ from measureflow.prediction.predictive import Mixture
 from measureflow.saving.registry import require
 from measureflow.tables.ensemble import AbstractEnsemble
 from measureflow.tables.in_files import in_files, require_units
+from measureflow.tables.inputs import checked
 from measureflow.tables.methods import Method
 from measureflow.tables.scaling import moments
 from measureflow.tables.targets import Head, head_for, law_of, require_support
@@ -101,7 +102,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     n_features_in_, feature_names_in_ : int, array of str
         The columns of X, and their names if they have any.
     columns_ : Columns or None
-        How the columns of a frame become numbers: `columns_.names` has their names. None where X was an array.
+        How the columns of a frame become numbers, named in `columns_.names`; None where X was an array.
     """
 
     target_shape_: tuple[int, ...]
@@ -169,7 +170,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         return self._in_units(low), self._in_units(high)
 
     def _validated(self, X: Any, y: Any, again: bool) -> tuple[Any, np.ndarray]:
-        X, y = self._checked(X, y, again, y_numeric=True, multi_output=True)
+        X, y = checked(self, X, y, again, y_numeric=True, multi_output=True)
         y = np.asarray(y, np.float64)
         if again and y.shape[1:] != self.target_shape_:
             raise ValueError(
@@ -285,7 +286,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     n_features_in_, feature_names_in_ : int, array of str
         The columns of X, and their names if they have any.
     columns_ : Columns or None
-        How the columns of a frame become numbers: `columns_.names` has their names. None where X was an array.
+        How the columns of a frame become numbers, named in `columns_.names`; None where X was an array.
     """
 
     classes_: np.ndarray
@@ -338,7 +339,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         return probabilities / probabilities.sum(axis=1, keepdims=True)
 
     def _validated(self, X: Any, y: Any, again: bool) -> tuple[Any, np.ndarray]:
-        X, y = self._checked(X, y, again)
+        X, y = checked(self, X, y, again)
         try:
             classes = np.unique(y)
         except TypeError:

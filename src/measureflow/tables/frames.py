@@ -97,7 +97,7 @@ def _learned_category(raw: Raw) -> AbstractColumn:
             f"column {raw.name!r} of X is left out: each of its {len(counts)} values is seen in fewer than "
             f"{math.ceil(fewest)} of {len(raw.values)} rows, which tells nothing of new rows; drop it, or "
             "make a column of what in it does.",
-            stacklevel=2,
+            stacklevel=7,
         )
     return LeftOut(raw.name)
 
@@ -117,7 +117,7 @@ def _warn_of_spoilt(raw: Raw, counts: collections.Counter) -> None:
                 f"column {raw.name!r} of X is taken for categories: it holds {what}, but for {rows} rows "
                 f"with text such as {texts[int(np.argmax(bad))]!r:.80}; put missing values in its place, and "
                 f"it counts as {what}.",
-                stacklevel=2,
+                stacklevel=8,
             )
             return
 
