@@ -46,10 +46,11 @@ MEMORY_PER_BYTE, MORE_MEMORY, MOST_TIME = 60, 2**26, 30.0
 # The files.
 
 
-def fitted(estimator, y, columns=2):
+def fitted(estimator, y, rows=None):
     """The estimator as `fit` leaves it, but for the training."""
     rng = np.random.default_rng(0)
-    estimator._prepare(rng.normal(size=(len(y), columns)), np.asarray(y), None)
+    rows = rng.normal(size=(len(y), 2)) if rows is None else rows
+    estimator._prepare(rows, np.asarray(y), None)
     particles = jax.tree.map(lambda leaf: leaf[None], particles_of(estimator.network_, estimator.particles))
     scores = {Candidate(1.0): -1.25, Candidate(0.3, 0.5): -1.5}
     history = mf.History({"step": np.array([0, 500]), "loss": np.array([2.0, 1.5], np.float32)})

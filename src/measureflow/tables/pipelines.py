@@ -6,7 +6,7 @@ from typing import Any
 def through(pipeline: Any, method: str, X: Any, *arguments: Any, **settings: Any) -> Any:
     """Call any method of a pipeline's last step with rows as the steps before it make them.
 
-    A `Pipeline` has `predict`, `predict_proba` and `score` of its last step, and no `predict_interval`: that is
+    A `Pipeline` has `predict`, `predict_proba` and `score` of its last step, but no `predict_interval`: it is
     `mf.through(pipeline, "predict_interval", X, coverage=0.9)`. A search, such as a fitted GridSearchCV, is
     asked for the best estimator that it found.
 
@@ -22,7 +22,7 @@ def through(pipeline: Any, method: str, X: Any, *arguments: Any, **settings: Any
         For the method.
     """
     last = pipeline
-    while hasattr(last, "best_estimator_") or hasattr(last, "steps"):
+    while hasattr(last, "best_estimator_") or hasattr(last, "named_steps"):
         if hasattr(last, "best_estimator_"):
             last = last.best_estimator_
             continue
