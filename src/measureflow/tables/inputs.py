@@ -38,7 +38,7 @@ def _named(estimator: Any, X: Any, again: bool) -> Any:
         # It raises where two are one, which scikit-learn would not explain.
         names_of(X)
     else:
-        X = check_array(X, dtype=object, ensure_all_finite=False)
+        X = check_array(X, dtype="object", ensure_all_finite=False)
     return validate_data(estimator, X, reset=not again, skip_check_array=True)
 
 

@@ -181,8 +181,9 @@ def _is_missing(value: Any) -> bool:
 
 def _text(value: Any) -> str:
     """Of a level: 1 and 1.0 are one."""
-    is_whole = isinstance(value, numbers.Real) and not isinstance(value, bool) and float(value).is_integer()
-    return (str(int(value)) if is_whole else str(value)).strip()[:LONGEST]
+    if isinstance(value, numbers.Real) and not isinstance(value, bool) and float(value).is_integer():
+        value = math.trunc(value)
+    return str(value).strip()[:LONGEST]
 
 
 def _finite(name: str, values: np.ndarray, missing: np.ndarray) -> np.ndarray:
