@@ -236,7 +236,7 @@ def test_time_zones():
     _, plain = learned(DAYS)
     assert_close(found["x: time"], plain["x: time"] - 9 * 3600, 0)
     text = [moment.isoformat() for moment in zoned]
-    for same in (zoned.dt.tz_convert("UTC"), text, list(zoned.dt.to_pydatetime())):
+    for same in (zoned.dt.tz_convert("UTC"), text, [moment.to_pydatetime() for moment in zoned]):
         assert_close(columns.numbers(pd.DataFrame({"x": same}))[:, 0], found["x: time"], 0)
     with pytest.raises(ValueError, match="column 'x' of X has no time zone, and had one in fit"):
         columns.numbers(pd.DataFrame({"x": DAYS}))
@@ -413,6 +413,9 @@ def test_pandas_and_polars_say_the_same(model):
     found = regressor().fit(other, pl.Series(TARGET))
     assert found.feature_names_in_.tolist() == list(FRAME.columns)
     assert np.array_equal(found.predict(other), model.predict(FRAME))
+    for wrong in (other[other.columns[::-1]], other.rename({"town": "city"})):
+        with pytest.raises(ValueError, match="feature names should match"):
+            found.predict(wrong)
     codes = FRAME.assign(size=FRAME["size"].cat.codes)
     assert np.array_equal(found.predict(codes), found.predict(other)), (
         "learned from one, asked with the other"

@@ -1,5 +1,6 @@
 """Rows as a user passes them, by scikit-learn's rules: arrays and sparse matrices of numbers, and frames."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -34,12 +35,26 @@ def numbers(estimator: Any, X: Any) -> np.ndarray:
 
 def _named(estimator: Any, X: Any, again: bool) -> Any:
     """A frame, or an array of anything in the place of one, with the columns that it had."""
-    if is_frame(X):
-        # It raises where two are one, which scikit-learn would not explain.
-        names_of(X)
-    else:
+    if not is_frame(X):
         X = check_array(X, dtype="object", ensure_all_finite=False)
-    return validate_data(estimator, X, reset=not again, skip_check_array=True)
+        return validate_data(estimator, X, reset=not again, skip_check_array=True)
+    # It raises where two are one, which scikit-learn would not explain.
+    names = names_of(X)
+    if hasattr(X, "iloc"):
+        return validate_data(estimator, X, reset=not again, skip_check_array=True)
+    # Not every pair of versions of scikit-learn and polars sees names, which must not go unchecked.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "X does not have valid feature names", UserWarning)
+        validate_data(estimator, X, reset=not again, skip_check_array=True)
+    if not again:
+        estimator.feature_names_in_ = np.array(names, object)
+    elif hasattr(estimator, "feature_names_in_") and names != tuple(estimator.feature_names_in_):
+        raise ValueError(
+            "The feature names should match those that were passed during fit.\nThey were "
+            f"{', '.join(estimator.feature_names_in_)}, and are {', '.join(names)}; they must be the same, "
+            "in the same order."
+        )
+    return X
 
 
 def scaling(
