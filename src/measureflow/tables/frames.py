@@ -103,7 +103,7 @@ def _learned_category(raw: Raw) -> AbstractColumn:
 
 
 def _warn_of_spoilt(raw: Raw, counts: collections.Counter) -> None:
-    """Numbers or dates, but for a few texts: most likely missing values that somebody wrote down."""
+    """Numbers or dates in most rows, and text in the others: missing values that were written down."""
     if len(counts) <= MOST_LEVELS:
         return
     texts = list(counts)
@@ -112,7 +112,7 @@ def _warn_of_spoilt(raw: Raw, counts: collections.Counter) -> None:
         ("dates", np.array([date is None for date in written_dates(texts)])),
     ):
         rows = sum(counts[texts[i]] for i in np.flatnonzero(bad))
-        if rows <= 0.1 * counts.total():
+        if rows <= 0.5 * counts.total():
             warnings.warn(
                 f"column {raw.name!r} of X is taken for categories: it holds {what}, but for {rows} rows "
                 f"with text such as {texts[int(np.argmax(bad))]!r:.80}; put missing values in its place, and "
