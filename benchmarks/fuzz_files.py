@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 
 import measureflow as mf
 from measureflow.runs.solution import Restart
@@ -46,10 +47,11 @@ MEMORY_PER_BYTE, MORE_MEMORY, MOST_TIME = 60, 2**26, 30.0
 # The files.
 
 
-def fitted(estimator, y, columns=2):
+def fitted(estimator, y, rows=None):
     """The estimator as `fit` leaves it, but for the training."""
     rng = np.random.default_rng(0)
-    estimator._prepare(rng.normal(size=(len(y), columns)), np.asarray(y), None)
+    rows = rng.normal(size=(len(y), 2)) if rows is None else rows
+    estimator._prepare(rows, np.asarray(y), None)
     particles = jax.tree.map(lambda leaf: leaf[None], particles_of(estimator.network_, estimator.particles))
     scores = {Candidate(1.0): -1.25, Candidate(0.3, 0.5): -1.5}
     history = mf.History({"step": np.array([0, 500]), "loss": np.array([2.0, 1.5], np.float32)})
@@ -82,6 +84,7 @@ def things():
         ),
         "regressor": fitted(EnsembleRegressor(hidden=(3,), particles=3), targets),
         "counts": fitted(EnsembleRegressor(hidden=(3,), particles=3, likelihood="poisson"), targets),
+        "frame": fitted(EnsembleRegressor(hidden=(3,), particles=3), np.arange(12.0) ** 2, frame()),
         "classifier": fitted(EnsembleClassifier(hidden=(3,), particles=3), ["a", "b", "long"] * 3),
         "pytree": {
             "θ": (jnp.ones(2, jnp.bfloat16), None, [np.arange(3), True]),
@@ -89,6 +92,22 @@ def things():
             "floats": [0.1, float("nan"), -float("inf"), 12345678901234567890],
         },
     }
+
+
+def frame():
+    """A column of each kind."""
+    sizes = pd.Categorical(["S", "M", "L"] * 4, categories=["S", "M", "L"], ordered=True)
+    return pd.DataFrame(
+        {
+            "number": [None, 1.5, -2.0] * 4,
+            "text": ["one", "two"] * 6,
+            "size": sizes,
+            "date": pd.date_range("2024-02-28", periods=12, freq="7h"),
+            "duration": pd.to_timedelta(np.arange(12), unit="h"),
+            "boolean": [True, False, False] * 4,
+            "constant": "x",
+        }
+    )
 
 
 def solution(problem, flow, initial):

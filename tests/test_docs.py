@@ -156,7 +156,8 @@ def test_api_page_shows_calls_as_they_are(call):
             default = "=LEVELS"
         if name in REQUIRED:
             default = ""
-        expected.append(parameter.name + default)
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        expected.append(stars + parameter.name + default)
     # The formatter of Markdown prefers the other quotes.
     shown = shown.replace('"', "'")
     assert [part.strip() for part in shown.split(",") if part.strip()] == expected

@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from measureflow.tables.crossvalidation import cross_validate
     from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor
     from measureflow.tables.methods import Candidate, Method
+    from measureflow.tables.pipelines import through
 
 __version__ = "0.1.0"
 
@@ -177,6 +178,7 @@ __all__ = [
     "save",
     "solve",
     "theory",
+    "through",
 ]
 
 # Imported when they are asked for: scikit-learn and matplotlib take a while.
@@ -188,8 +190,9 @@ _LATER = {
     "cross_validate": "measureflow.tables.crossvalidation",
     "datasets": "measureflow.study.datasets",
     "plots": "measureflow.prediction.plots",
+    "through": "measureflow.tables.pipelines",
 }
-saved_later("measureflow.tables.estimators", "EnsembleClassifier", "EnsembleRegressor", "Shifted")
+saved_later("measureflow.tables.estimators", "Columns", "EnsembleClassifier", "EnsembleRegressor", "Shifted")
 
 
 def __getattr__(name: str) -> Any:

@@ -567,7 +567,7 @@ def test_a_fitted_estimator(path):
     """By a true fit: what it learns and predicts."""
     rng = np.random.default_rng(0)
     rows = pd.DataFrame({"one": rng.normal(size=60), "two": rng.normal(size=60)})
-    y = rows["one"].to_numpy() * 1e5
+    y = (rows["one"].to_numpy() + 0.1 * rng.normal(size=60)) * 1e5
     estimator = mf.EnsembleRegressor(hidden=(), particles=2, method="DE", steps=9, prior_weight=1)
     estimator.fit(rows, y)
     estimator.save(path)

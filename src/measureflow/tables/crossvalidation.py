@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import equinox as eqx
 import numpy as np
+from scipy.sparse import issparse
 from sklearn.base import clone, is_classifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import check_cv
@@ -41,6 +42,7 @@ def cross_validate(
     if not 0 < coverage < 1:
         raise ValueError(f"coverage must be between 0 and 1, got {coverage}; 0.9 is usual.")
     X, y = (part if hasattr(part, "shape") else np.asarray(part) for part in (X, y))
+    X = X.tocsr() if issparse(X) else X
     check_consistent_length(X, y, sample_weight)
     splitter: Any = check_cv(cv, y, classifier=is_classifier(estimator))
     splits = list(splitter.split(X, y))
@@ -87,7 +89,8 @@ def _require_same_classes(fitted: list[Any], tested: list[np.ndarray]) -> None:
 
 def _alike(estimators: list[Any], prepared: list[Prepared]) -> list[tuple[list[Any], list[Prepared]]]:
     """In groups that are one program: those whose models have the same networks and likelihoods. Counts have
-    likelihoods of their own, which start from the mean of their training rows."""
+    likelihoods of their own, which start from the mean of their training rows, and frames networks of other
+    widths, where splits see other levels: what test rows hold is not looked at."""
     groups: list[tuple[list[Any], list[Prepared]]] = []
     for one, mine in zip(estimators, prepared, strict=True):
         losses = [model.loss for model in mine.models]

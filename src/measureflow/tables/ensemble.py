@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import Mesh
 from sklearn.base import BaseEstimator, is_classifier
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
 from measureflow.core.devices import require_mesh
 from measureflow.core.pytrees import dimension
@@ -30,11 +30,14 @@ from measureflow.saving.container import PathLike
 from measureflow.saving.documents import save
 from measureflow.tables.convergence import not_converged
 from measureflow.tables.encoding import PiecewiseLinear, encoded
+from measureflow.tables.frames import Columns
+from measureflow.tables.inputs import numbers, scaling
 from measureflow.tables.methods import Method, method_of
 from measureflow.tables.models import Model, Shape, given, require_encoding
+from measureflow.tables.reading import is_frame
 from measureflow.tables.recipe import Recipe, batch_size_for, steps_for
-from measureflow.tables.scaling import moments, standardised
-from measureflow.tables.table import Table
+from measureflow.tables.scaling import standardised
+from measureflow.tables.table import Table, rows_of
 from measureflow.tables.targets import Head, changes_units
 from measureflow.tables.training import Ensemble, Ensembles, Trainer
 
@@ -56,6 +59,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
 
     #: Set by `fit`, from the data.
     n_features_in_: int
+    columns_: Columns | None = None
     input_mean_: np.ndarray
     input_scale_: np.ndarray
     shape_: Shape
@@ -195,12 +199,16 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
                 f"sample_weight sums to {total:.3g}, but a row of weight k counts as k equal rows; divide it "
                 "by its mean."
             )
-        X, y, weights = X[weights > 0], y[weights > 0], weights[weights > 0]
+        chosen = np.flatnonzero(weights > 0)
+        X, y, weights = rows_of(X, chosen), y[chosen], weights[chosen]
+        if not again:
+            self.columns_ = Columns.learn(X) if is_frame(X) else None
+        if self.columns_ is not None:
+            X = self.columns_.numbers(X)
         if again:
             self._require_unchanged()
         else:
-            names = getattr(self, "feature_names_in_", None)
-            self.input_mean_, self.input_scale_ = moments("X", X, weights, names)
+            self.input_mean_, self.input_scale_ = scaling(self, X, y, weights)
             self._set_targets(y, weights)
         inputs = standardised(X, self.input_mean_, self.input_scale_)
         models = (self._last_model(len(inputs), y),) if again else self._models(inputs, y, weights)
@@ -211,8 +219,8 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         return self.warm_start and hasattr(self, "particles_")
 
     @abc.abstractmethod
-    def _validated(self, X: Any, y: Any, again: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and targets, checked; `again` against what a warm start goes on from."""
+    def _validated(self, X: Any, y: Any, again: bool) -> tuple[Any, np.ndarray]:
+        """Rows and targets, checked; frames as they are; `again` against what a warm start goes on from."""
 
     @abc.abstractmethod
     def _set_targets(self, y: np.ndarray, weights: np.ndarray) -> None:
@@ -400,8 +408,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
 
     def _rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self, "particles_")
-        X = validate_data(self, X, reset=False, dtype=np.float64)
-        return encoded(self.encoding_, standardised(X, self.input_mean_, self.input_scale_))
+        return encoded(self.encoding_, standardised(numbers(self, X), self.input_mean_, self.input_scale_))
 
     def predict_dist(self, X: Any) -> Mixture:
         """p(y | x) for every row: the mixture over particles, a NumPyro distribution.
@@ -410,6 +417,11 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         float64 of NumPy."""
         rows = self._rows(X)
         return self._predictive(*self._units())(rows)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
     def __getstate__(self) -> dict[str, Any]:
         # The devices of a mesh belong to this process, and so do arrays of JAX, which not all can write.

@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
 
 from measureflow.core.validation import positive_number
 from measureflow.networks.likelihoods import AbstractLikelihood, Categorical
@@ -20,6 +19,7 @@ from measureflow.prediction.predictive import Mixture
 from measureflow.saving.registry import require
 from measureflow.tables.ensemble import AbstractEnsemble
 from measureflow.tables.in_files import in_files, require_units
+from measureflow.tables.inputs import checked
 from measureflow.tables.methods import Method
 from measureflow.tables.models import Model, Shape, default_shapes
 from measureflow.tables.targets import (
@@ -112,6 +112,8 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         The shape of one row's targets.
     n_features_in_, feature_names_in_ : int, array of str
         The columns of X, and their names if they have any.
+    columns_ : Columns or None
+        How the columns of a frame become numbers, named in `columns_.names`; None where X was an array.
     """
 
     target_shape_: tuple[int, ...]
@@ -182,8 +184,8 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         low, high = self._map(eqx.Partial(_interval, tail), X)
         return self._in_units(low), self._in_units(high)
 
-    def _validated(self, X: Any, y: Any, again: bool) -> tuple[np.ndarray, np.ndarray]:
-        X, y = validate_data(self, X, y, reset=not again, dtype=np.float64, y_numeric=True, multi_output=True)
+    def _validated(self, X: Any, y: Any, again: bool) -> tuple[Any, np.ndarray]:
+        X, y = checked(self, X, y, again, y_numeric=True, multi_output=True)
         y = np.asarray(y, np.float64)
         if again and y.shape[1:] != self.target_shape_:
             raise ValueError(
@@ -327,6 +329,8 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         Scaling.
     n_features_in_, feature_names_in_ : int, array of str
         The columns of X, and their names if they have any.
+    columns_ : Columns or None
+        How the columns of a frame become numbers, named in `columns_.names`; None where X was an array.
     """
 
     classes_: np.ndarray
@@ -380,8 +384,8 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         probabilities = self._map(_probabilities, X)
         return probabilities / probabilities.sum(axis=1, keepdims=True)
 
-    def _validated(self, X: Any, y: Any, again: bool) -> tuple[np.ndarray, np.ndarray]:
-        X, y = validate_data(self, X, y, reset=not again, dtype=np.float64)
+    def _validated(self, X: Any, y: Any, again: bool) -> tuple[Any, np.ndarray]:
+        X, y = checked(self, X, y, again)
         try:
             classes = np.unique(y)
         except TypeError:

@@ -12,6 +12,7 @@ from measureflow.prediction.predictive import require_sound
 from measureflow.runs.history import History
 from measureflow.saving.registry import kind_of, require, saved
 from measureflow.tables.encoding import PiecewiseLinear
+from measureflow.tables.frames import Columns
 from measureflow.tables.methods import METHODS
 from measureflow.tables.models import Shape
 
@@ -88,22 +89,21 @@ def _require_sound(estimator: Any) -> None:
     require(_are_scores(estimator.validation_scores_), "validation_scores_ are no scores")
     features, names = estimator.n_features_in_, getattr(estimator, "feature_names_in_", None)
     require(type(features) is int and features > 0, "n_features_in_ is no number of features")
-    require_units("input", estimator.input_mean_, estimator.input_scale_, (features,))
+    numbers = _width(estimator.columns_, features)
+    require_units("input", estimator.input_mean_, estimator.input_scale_, (numbers,))
     named = names is None or (isinstance(names, np.ndarray) and names.shape == (features,))
     require(named, "feature_names_in_ has not one name for each feature")
     estimator._require_targets()
     # Its numbers are the file's own: those of another version may be others.
     shape, encoding = estimator.shape_, estimator.encoding_
     require(_is_shape(shape), "shape_ is no shape of a model")
-    now, then = (
-        _law(law)
-        for law in (estimator._head(shape.likelihood, estimator._target_units())[0], estimator.likelihood_)
-    )
+    head = estimator._head(shape.likelihood, estimator._target_units())
+    now, then = (_law(law) for law in (head.likelihood, estimator.likelihood_))
     require(now == then, "likelihood_ is not that of the settings and the targets")
     require(encoding is None or isinstance(encoding, PiecewiseLinear), "encoding_ is no encoding")
     require((0 if encoding is None else encoding.bins) == shape.encoding, "encoding_ has not so many bins")
-    require(encoding is None or len(encoding.binned) == features, "encoding_ is not of these columns")
-    inner, width = perceptron(estimator.network_), features if encoding is None else encoding.width
+    require(encoding is None or len(encoding.binned) == numbers, "encoding_ is not of these columns")
+    inner, width = perceptron(estimator.network_), numbers if encoding is None else encoding.width
     require(inner is not None and inner.sizes[0] == width, "network_ has not these features")
     leaves = jax.tree.leaves(estimator.particles_)
     finite = all(isinstance(leaf, np.ndarray) and np.isfinite(leaf).all() for leaf in leaves)
@@ -119,6 +119,15 @@ def _is_shape(shape: Any) -> bool:
         and type(shape.encoding) is int
         and shape.encoding >= 0
     )
+
+
+def _width(columns: Any, features: int) -> int:
+    """How many numbers a row is: the columns of an array, or what a frame's columns become."""
+    if columns is None:
+        return features
+    known = isinstance(columns, Columns) and len(columns.columns) == features
+    require(known, "columns_ has not one entry for each feature")
+    return columns.width
 
 
 def _are_scores(table: Any) -> bool:
