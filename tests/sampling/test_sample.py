@@ -11,7 +11,7 @@ from verification.laws import PRIOR, drle, exact
 
 import measureflow as mf
 from measureflow.sampling.mixing import drifting, effective_draws, hopeless, nested_r_hat, staying
-from measureflow.sampling.sample import _Run
+from measureflow.sampling.run import Run
 from measureflow.sampling.trajectories import Target
 
 KEY = jax.random.key(0)
@@ -127,7 +127,7 @@ def test_ctrl_c_keeps_the_draws_so_far():
     """The first round of draws ends with Ctrl-C; before there are any, there is nothing to return."""
     problem = mf.Problem(bent_ridge, mf.KL(mf.Flat()))
 
-    class Impatient(_Run):
+    class Impatient(Run):
         def _round(self, *arguments):
             drawn = super()._round(*arguments)
             signal.raise_signal(signal.SIGINT)
@@ -144,10 +144,10 @@ def test_ctrl_c_keeps_the_draws_so_far():
     assert result.problems[0] == "sample was interrupted by SIGINT: these are the draws so far."
     assert not result
 
-    class TooSoon(_Run):
-        def _tuned(self, state):
+    class TooSoon(Run):
+        def _rescued(self, state):
             signal.raise_signal(signal.SIGINT)
-            return super()._tuned(state)
+            return super()._rescued(state)
 
     with pytest.raises(KeyboardInterrupt, match="before there were draws"):
         run(TooSoon).result()
