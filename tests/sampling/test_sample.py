@@ -117,6 +117,17 @@ def test_arviz_gets_chains(result):
     assert float(arviz.ess(found)["x"].min()) > 0.5 * result.effective_draws["x"].min()
 
 
+def test_arviz_gets_what_is_made_of_the_draws(result):
+    pytest.importorskip("arviz")
+    made = {"length": jnp.linalg.norm(result.draws["x"], axis=-1), "twice": 2 * result.draws["x"]}
+    found = result.to_arviz(made, dims={"twice": ["coordinate"]}).posterior
+    assert set(found.data_vars) == {"length", "twice"}
+    assert found["twice"].dims == ("chain", "draw", "coordinate")
+    np.testing.assert_array_equal(found["length"].values.reshape(400, 10), made["length"])
+    with pytest.raises(ValueError, match=r"= \(400, 10\), got \(4000, 6\) for 'x'; pass a function of all"):
+        result.to_arviz(result.measure.particles)
+
+
 def test_without_arviz_there_is_a_remedy(result, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match="to_arviz needs the package arviz; pip install arviz"):
