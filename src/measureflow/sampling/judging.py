@@ -94,7 +94,7 @@ def _of_mixing(
     if worst > R_HAT:
         where = "islands of tempering disagree" if facts.levels else "particles remember where they began"
         found.append(
-            f"nested R̂ is {worst:.3g}, above {R_HAT}: {where}, so means and the masses of modes may be "
+            f"nested R̂ is {worst:.4g}, above {R_HAT}: {where}, so means and the masses of modes may be "
             "those of the start; use more particles, a wider `initial`, or another parametrisation."
         )
     if stay > 0:
