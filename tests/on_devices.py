@@ -249,15 +249,25 @@ def shares():
 
 def sampled():
     """A correlated Gaussian by `sample`: whether it is trusted, its mean and its covariance in units of the
-    right one."""
+    right one, and whether it is the same to the bit if it goes on from an early checkpoint."""
     root = np.array([[1.0, 0.0], [3.0, 0.1]], np.float32)
     inverse = jnp.asarray(np.linalg.inv(root))
     problem = mf.Problem(lambda theta: 0.5 * jnp.sum(jnp.square(inverse @ (theta - 5))), mf.KL(mf.Flat()))
-    result = mf.sample(
-        problem, mf.Gaussian(jnp.zeros(2), 1.0), jax.random.key(0), particles=400, mesh=mesh_of(2)
-    )
+    folder = Path(sys.argv[1]).parent / "posterior"
+    kept = mf.Checkpoint(folder, every=1, keep=100)
+
+    def once():
+        start, key = mf.Gaussian(jnp.zeros(2), 1.0), jax.random.key(0)
+        return mf.sample(problem, start, key, particles=400, mesh=mesh_of(2), checkpoint=kept)
+
+    result = once()
+    files = sorted(folder.glob("*.safetensors"), key=lambda path: int(path.name.split("-")[0]))
+    for later in files[2:]:
+        later.unlink()
+    same = once().draws.tobytes() == result.draws.tobytes()
     z = (result.draws.reshape(-1, 2) - 5) @ np.linalg.inv(root).T
-    return {"trusted": bool(result), "mean": z.mean(axis=0).tolist(), "variance": z.var(axis=0).tolist()}
+    law = {"mean": z.mean(axis=0).tolist(), "variance": z.var(axis=0).tolist()}
+    return {"trusted": bool(result), "resumed": [len(files) > 2, same], **law}
 
 
 PARTS = {

@@ -10,6 +10,7 @@ import pytest
 from verification.laws import dle, exact
 
 import measureflow as mf
+from measureflow.study.paper.multimodal import nearest_mode
 
 KEY = jax.random.key(0)
 N = 4_000
@@ -59,6 +60,21 @@ def test_particles_that_start_right_of_the_barrier_reach_the_mass_left_of_it():
     assert abs((end < 0).mean() - law.mass_below(0.0)) < 4 * np.sqrt(0.87 * 0.13 / 300)
     alone = mf.solve(problem, mf.WassersteinFlow(0.02), start, 20, KEY).measure.particles
     assert np.asarray(alone < 0).mean() < 0.5
+
+
+def test_the_four_modes_of_figure_3_get_their_masses_from_a_lopsided_start():
+    """Two thirds of the particles start at one of four equal modes. Barriers are 19 τ high: none crosses."""
+    problem = mf.deep_langevin_ensemble(mf.theory.four_modes_loss, mf.Flat(), kl=0.2)
+    start = mf.Gaussian(jnp.ones(2), 1.0).sample(KEY, 300)
+    flow = mf.WassersteinFlow(0.1)
+    shares = {}
+    for name, each in (("alone", flow), ("cured", mf.BirthDeath(flow, 0.02, 0.1))):
+        end = mf.solve(problem, each, start, 1_000, KEY).measure.particles
+        shares[name] = np.bincount(nearest_mode(np.asarray(end)), minlength=4) / 300
+    # A third of the particles count as independent, as above.
+    tolerance = 4 * np.sqrt(0.25 * 0.75 / 100)
+    assert np.all(np.abs(shares["cured"] - 0.25) < tolerance)
+    assert shares["alone"].max() - 0.25 > 2 * tolerance
 
 
 def test_bad_input():

@@ -54,6 +54,7 @@ def test_eight_devices_are_as_one(tmp_path):
 def test_sample_on_two_devices_has_the_right_law(tmp_path):
     out = tmp_path / "out.json"
     found = result(out, start(2, out, "sampled"))
+    assert found["resumed"] == [True, True]
     assert found["trusted"]
     # 4,000 draws, at worst as good as the 400 particles.
     assert np.all(np.abs(found["mean"]) < 4 / np.sqrt(400))

@@ -11,7 +11,7 @@ from verification.laws import PRIOR, drle, exact
 
 import measureflow as mf
 from measureflow.sampling.mixing import drifting, effective_draws, hopeless, nested_r_hat, staying
-from measureflow.sampling.sample import _Run
+from measureflow.sampling.run import Run
 from measureflow.sampling.trajectories import Target
 
 KEY = jax.random.key(0)
@@ -117,6 +117,17 @@ def test_arviz_gets_chains(result):
     assert float(arviz.ess(found)["x"].min()) > 0.5 * result.effective_draws["x"].min()
 
 
+def test_arviz_gets_what_is_made_of_the_draws(result):
+    pytest.importorskip("arviz")
+    made = {"length": jnp.linalg.norm(result.draws["x"], axis=-1), "twice": 2 * result.draws["x"]}
+    found = result.to_arviz(made, dims={"twice": ["coordinate"]}).posterior
+    assert set(found.data_vars) == {"length", "twice"}
+    assert found["twice"].dims == ("chain", "draw", "coordinate")
+    np.testing.assert_array_equal(found["length"].values.reshape(400, 10), made["length"])
+    with pytest.raises(ValueError, match=r"= \(400, 10\), got \(4000, 6\) for 'x'; pass a function of all"):
+        result.to_arviz(result.measure.particles)
+
+
 def test_without_arviz_there_is_a_remedy(result, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match="to_arviz needs the package arviz; pip install arviz"):
@@ -127,7 +138,7 @@ def test_ctrl_c_keeps_the_draws_so_far():
     """The first round of draws ends with Ctrl-C; before there are any, there is nothing to return."""
     problem = mf.Problem(bent_ridge, mf.KL(mf.Flat()))
 
-    class Impatient(_Run):
+    class Impatient(Run):
         def _round(self, *arguments):
             drawn = super()._round(*arguments)
             signal.raise_signal(signal.SIGINT)
@@ -144,10 +155,10 @@ def test_ctrl_c_keeps_the_draws_so_far():
     assert result.problems[0] == "sample was interrupted by SIGINT: these are the draws so far."
     assert not result
 
-    class TooSoon(_Run):
-        def _tuned(self, state):
+    class TooSoon(Run):
+        def _rescued(self, state):
             signal.raise_signal(signal.SIGINT)
-            return super()._tuned(state)
+            return super()._rescued(state)
 
     with pytest.raises(KeyboardInterrupt, match="before there were draws"):
         run(TooSoon).result()

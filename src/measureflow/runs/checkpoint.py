@@ -41,15 +41,15 @@ class Checkpoint:
     """Save a run to `folder` every so many steps, and resume it from there.
 
     Saving goes on while the next steps are computed. A checkpoint gets its name when all of it is written, so
-    that none is ever half-written. The folder belongs to one run: the same call of `solve` resumes it, and
-    one with other arguments is refused.
+    that none is ever half-written. The folder belongs to one run: the same call of `solve`, or of `sample`,
+    resumes it, and one with other arguments is refused.
 
     Parameters
     ----------
     folder
         Where: a folder of this run alone, which is made if it is not there.
     every
-        How many steps lie between two checkpoints.
+        How many steps lie between two checkpoints; of `sample`, gradients, and its phases end with one.
     keep
         How many checkpoints are kept, the latest ones.
     on_code_change

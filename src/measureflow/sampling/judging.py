@@ -1,6 +1,7 @@
 """What came of a run of `sample`, and why it is not to be trusted, if there is a reason."""
 
 import warnings
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +30,7 @@ class Facts(NamedTuple):
     levels: int
     precision: float
     signal: str | None
+    folder: Path | None = None
 
 
 def judged(
@@ -81,7 +83,8 @@ def warn(result: Sample, stacklevel: int) -> None:
 def _of_interruption(facts: Facts) -> list[str]:
     if facts.signal is None:
         return []
-    return [f"sample was interrupted by {facts.signal}: these are the draws so far."]
+    goes_on = f" The same call goes on from {facts.folder}." if facts.folder else ""
+    return [f"sample was interrupted by {facts.signal}: these are the draws so far.{goes_on}"]
 
 
 def _of_mixing(
@@ -91,7 +94,7 @@ def _of_mixing(
     if worst > R_HAT:
         where = "islands of tempering disagree" if facts.levels else "particles remember where they began"
         found.append(
-            f"nested R̂ is {worst:.3g}, above {R_HAT}: {where}, so means and the masses of modes may be "
+            f"nested R̂ is {worst:.4g}, above {R_HAT}: {where}, so means and the masses of modes may be "
             "those of the start; use more particles, a wider `initial`, or another parametrisation."
         )
     if stay > 0:

@@ -25,7 +25,7 @@ def nested_r_hat(start: np.ndarray, draws: np.ndarray, groups: np.ndarray | None
         of_groups = np.array([means[label == k, j].mean() for k in range(count)])
         spread = np.array([means[label == k, j].var(ddof=1) for k in range(count)])
         inside = np.mean(spread) + within[:, j].mean()
-        chance = np.mean(spread) / (n / count)
+        chance = np.mean(spread / np.bincount(label))
         allowed = chance * stats.chi2.isf(1e-3, count - 1) / (count - 1)
         between = max(of_groups.var(ddof=1) - allowed, 0.0)
         found[j] = np.sqrt(1 + between / inside) if inside > 0 else np.inf

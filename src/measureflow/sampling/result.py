@@ -59,20 +59,34 @@ class Sample:
             f"{self.certificate.limit:.1f} standard errors)"
         )
 
-    def to_arviz(self, **keywords: Any) -> Any:
+    def to_arviz(self, draws: Any = None, **keywords: Any) -> Any:
         """The draws for ArviZ; `keywords` go to `arviz.from_dict`.
 
         A thousand chains of ten draws are not what ArviZ thinks of as chains. So up to eight groups of
         particles make a chain each, the draws of one particle after those of another: draws within a particle
         hang together, as ArviZ expects of neighbours, and chains are independent.
+
+        Parameters
+        ----------
+        draws
+            What to show in the place of θ: functions of the draws, with the same leading axes, such as
+            `model.constrained(result.draws)` of a NumPyro model.
+        keywords
+            What else ArviZ is to know, such as `coords` and `dims`.
         """
         if importlib.util.find_spec("arviz") is None:
             raise ImportError("to_arviz needs the package arviz; pip install arviz.")
         arviz = importlib.import_module("arviz")
-        leaves = jax.tree_util.tree_leaves_with_path(self.draws)
-        n = leaves[0][1].shape[0]
+        n, m = jax.tree.leaves(self.draws)[0].shape[:2]
         chains = max(count for count in range(1, 9) if n % count == 0)
-        laid_out = {_name(path): leaf.reshape(chains, -1, *leaf.shape[2:]) for path, leaf in leaves}
+        laid_out = {}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.draws if draws is None else draws):
+            if leaf.shape[:2] != (n, m):
+                raise ValueError(
+                    f"draws must have the leading axes (particle, draw) = {(n, m)}, got {leaf.shape} for "
+                    f"{_name(path)!r}; pass a function of all of result.draws."
+                )
+            laid_out[_name(path)] = np.asarray(leaf).reshape(chains, -1, *leaf.shape[2:])
         return arviz.from_dict(posterior=laid_out, **keywords)
 
 

@@ -18,13 +18,17 @@ _WIDER = 1.5
 
 
 class Tempered(NamedTuple):
-    """Particles that came by tempering: rows, the island of each, how many levels it took, and leaps."""
+    """Particles that came by tempering: rows, how many levels it took, leaps, and whether β came to 1."""
 
     rows: Float[Array, "n J"]
-    islands: np.ndarray
     levels: int
     leaps: int
     reached: bool
+
+
+def islands_of(n: int) -> np.ndarray:
+    """The island of each of n particles; islands are as large as each other, or one particle larger."""
+    return np.arange(n) * ISLANDS // n
 
 
 def temper(target: Target, rows: Float[Array, "n J"], tuning: Tuning, key: Key[Array, ""]) -> Tempered:
@@ -33,8 +37,7 @@ def temper(target: Target, rows: Float[Array, "n J"], tuning: Tuning, key: Key[A
     q₀ is a Gaussian one and a half times as wide as the particles, β grows so that half of the effective
     number of particles is left, and between levels particles move by Metropolised trajectories.
     """
-    n = rows.shape[0] - rows.shape[0] % ISLANDS
-    islands = np.arange(n) * ISLANDS // n
+    n, islands = rows.shape[0], islands_of(rows.shape[0])
     reference = _reference(np.asarray(rows, np.float64), rows.dtype)
     start_key, level_key = jax.random.split(key)
     noise = jax.random.normal(start_key, (n, rows.shape[1]), rows.dtype)
@@ -54,7 +57,7 @@ def temper(target: Target, rows: Float[Array, "n J"], tuning: Tuning, key: Key[A
             between, looked_at(between, rows), tuning, jax.random.fold_in(level_key, levels), count
         )
         rows, leaps = moved.rows, leaps + int(report.leaps)
-    return Tempered(rows, islands, levels, leaps, beta >= 1)
+    return Tempered(rows, levels, leaps, beta >= 1)
 
 
 def _reference(rows: np.ndarray, dtype: np.dtype) -> Reference:

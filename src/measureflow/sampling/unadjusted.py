@@ -11,6 +11,7 @@ from jaxtyping import Array, Key, PyTree
 from measureflow.core.pytrees import Particles, like_rows
 from measureflow.flows.ensembles import EnsemblePreconditioner
 from measureflow.flows.wasserstein import WassersteinFlow
+from measureflow.runs.checkpoint import Checkpoint
 from measureflow.runs.draws import Draws
 from measureflow.runs.solve import solve
 from measureflow.sampling.judging import warn
@@ -31,6 +32,7 @@ def unadjusted(
     batch_size: int | None,
     mesh: Mesh | None,
     progress: bool,
+    checkpoint: Checkpoint | None,
 ) -> Sample:
     """Leimkuhler–Matthews in coordinates that the particles whiten; nothing is accepted or rejected."""
     every = max((_STEPS - _ADAPT) // draws, 1)
@@ -45,6 +47,7 @@ def unadjusted(
         batch_size=batch_size,
         mesh=mesh,
         progress=progress,
+        checkpoint=checkpoint,
         collect=Draws(after=_ADAPT, every=every),
         certify=False,
     )
