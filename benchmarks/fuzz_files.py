@@ -35,8 +35,9 @@ from measureflow.saving import container
 from measureflow.saving.container import FileFormatError
 from measureflow.saving.documents import load, save
 from measureflow.tables.choosing import Choice
-from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor
+from measureflow.tables.classifier import EnsembleClassifier
 from measureflow.tables.methods import Candidate
+from measureflow.tables.regressor import EnsembleRegressor
 from measureflow.tables.training import Ensembles
 
 # What one load may take: memory by the file's size, of which JSON needs some thirty times as much once it is

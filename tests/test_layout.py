@@ -93,7 +93,9 @@ def test_imports_go_one_way():
             {
                 "tables.crossvalidation",
                 "tables.ensemble",
-                "tables.estimators",
+                "tables.classifier",
+                "tables.regressor",
+                "tables.settings",
                 "tables.inputs",
                 "study.datasets",
                 "study.tables.rivals.classical",

@@ -33,7 +33,8 @@ from measureflow.numerics.interactions import (
     RandomFeatures,
 )
 from measureflow.prediction import metrics
-from measureflow.prediction.predictive import Mixture, Predictive
+from measureflow.prediction.predictive import LogMixture, Mixture, Predictive
+from measureflow.prediction.spread import Spread
 from measureflow.runs.checkpoint import Checkpoint
 from measureflow.runs.draws import Draws
 from measureflow.runs.history import History
@@ -82,10 +83,11 @@ from measureflow.statement.scores import KernelScore, LogScore, RankedProbabilit
 if TYPE_CHECKING:
     from measureflow.prediction import plots
     from measureflow.study import datasets
+    from measureflow.tables.classifier import EnsembleClassifier
     from measureflow.tables.crossvalidation import cross_validate
-    from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor
     from measureflow.tables.methods import Candidate, Method
     from measureflow.tables.pipelines import through
+    from measureflow.tables.regressor import EnsembleRegressor
 
 __version__ = "0.1.0"
 
@@ -129,6 +131,7 @@ __all__ = [
     "KineticFlow",
     "KineticState",
     "LeimkuhlerMatthews",
+    "LogMixture",
     "LogScore",
     "Matern",
     "MeanFieldGaussian",
@@ -155,6 +158,7 @@ __all__ = [
     "Sample",
     "SamplingWarning",
     "Solution",
+    "Spread",
     "SquaredExponential",
     "SquaredMMD",
     "Uniform",
@@ -183,8 +187,8 @@ __all__ = [
 
 # Imported when they are asked for: scikit-learn and matplotlib take a while.
 _LATER = {
-    "EnsembleClassifier": "measureflow.tables.estimators",
-    "EnsembleRegressor": "measureflow.tables.estimators",
+    "EnsembleClassifier": "measureflow.tables.classifier",
+    "EnsembleRegressor": "measureflow.tables.regressor",
     "Candidate": "measureflow.tables.methods",
     "Method": "measureflow.tables.methods",
     "cross_validate": "measureflow.tables.crossvalidation",
@@ -192,7 +196,10 @@ _LATER = {
     "plots": "measureflow.prediction.plots",
     "through": "measureflow.tables.pipelines",
 }
-saved_later("measureflow.tables.estimators", "Columns", "EnsembleClassifier", "EnsembleRegressor", "Shifted")
+saved_later("measureflow.tables.classifier", "EnsembleClassifier")
+saved_later(
+    "measureflow.tables.regressor", "Columns", "EnsembleRegressor", "PiecewiseLinear", "Shape", "Shifted"
+)
 
 
 def __getattr__(name: str) -> Any:

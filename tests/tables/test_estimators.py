@@ -22,10 +22,11 @@ from measureflow.prediction import metrics
 from measureflow.runs.solution import DivergenceError
 from measureflow.tables import training, trials
 from measureflow.tables.choosing import FACTORS, POWERS
+from measureflow.tables.classifier import EnsembleClassifier
 from measureflow.tables.crossvalidation import cross_validate
-from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor
 from measureflow.tables.methods import METHODS, WITHOUT_ENTROPY
 from measureflow.tables.recipe import steps_for
+from measureflow.tables.regressor import EnsembleRegressor
 from measureflow.tables.stopping import PATIENCE
 
 pytestmark = [
@@ -276,10 +277,10 @@ def test_a_row_of_weight_k_is_k_rows():
 
 def test_cases_are_the_sum_of_the_weights():
     x, y, weights = pair_of_targets()
-    prepared = shell()._prepare(x, y, weights)
+    prepared = shell()._prepare(x, y, weights).table
     assert prepared.cases == 48
     assert_close(prepared.weights, weights / 2, 1e-7)
-    assert shell()._prepare(x, y, 1e-30 * weights).cases == pytest.approx(48e-30)
+    assert shell()._prepare(x, y, 1e-30 * weights).table.cases == pytest.approx(48e-30)
 
 
 def test_rows_of_weight_zero_are_not_there():
@@ -635,7 +636,7 @@ def test_warm_start_goes_on():
 )
 def test_a_warm_start_with_other_settings_is_refused(change):
     estimator = shell(warm_start=True).fit(X, Y).set_params(**change)
-    with pytest.raises(ValueError, match="hidden, activation, particles or likelihood were changed"):
+    with pytest.raises(ValueError, match="hidden, encoding, activation, particles or likelihood were"):
         estimator.fit(X, np.abs(np.round(Y)))
 
 

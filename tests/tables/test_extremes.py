@@ -14,8 +14,9 @@ from sklearn.model_selection import KFold
 
 from measureflow.prediction import metrics
 from measureflow.tables import ensemble
+from measureflow.tables.classifier import EnsembleClassifier
 from measureflow.tables.crossvalidation import cross_validate
-from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor
+from measureflow.tables.regressor import EnsembleRegressor
 from measureflow.tables.scaling import moments, standardised
 
 # NumPyro and Optax promote integers and ranks.

@@ -174,7 +174,7 @@ def run_script(body, *arguments, **options):
 
 def test_a_killed_fit_goes_on_where_it_was(tmp_path, capfd, monkeypatch):
     """60 rows, so that there is something to choose; what was chosen is not chosen again."""
-    settings = SETTINGS | {"method": "DLE", "steps": 4_000}
+    settings = SETTINGS | {"method": "DLE", "steps": 4_000, "likelihood": "heteroscedastic"}
     body = f"""
     def kill(step, record, state):
         if step > 3200:

@@ -13,8 +13,9 @@ from quick import quickly_compiled  # noqa: F401
 from sklearn.base import clone
 
 import measureflow as mf
-from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor
+from measureflow.tables.classifier import EnsembleClassifier
 from measureflow.tables.methods import METHODS
+from measureflow.tables.regressor import EnsembleRegressor
 from measureflow.tables.targets import LIKELIHOODS
 
 pytestmark = [

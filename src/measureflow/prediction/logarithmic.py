@@ -1,6 +1,6 @@
 """Laws of positive numbers: exp(Y), for the mixture over particles Y that a network predicts of log y."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,6 @@ class LogMixture(Distribution):
         The law of Y = log y: Normals, or mixtures of Normals, in units or without.
     """
 
-    support = constraints.positive
-    arg_constraints: ClassVar[dict[str, Any]] = {}
     pytree_data_fields = ("logarithm",)
 
     def __init__(self, logarithm: Mixture, *, validate_args: bool | None = None):
@@ -42,6 +40,11 @@ class LogMixture(Distribution):
         self.logarithm = logarithm
         super().__init__(logarithm.batch_shape, (), validate_args=validate_args)
 
+    @property
+    def support(self) -> Any:
+        """Numbers > 0."""
+        return constraints.positive
+
     def __repr__(self) -> str:
         size = counted(self.logarithm.mixture_size, "particle")
         return f"LogMixture({size}, batch shape {self.batch_shape})"
@@ -50,11 +53,10 @@ class LogMixture(Distribution):
         """E[exp(p·scale·Zᵢ)] of every particle, Zᵢ its law in standard units: exp(p s mᵢ + ½ p² s² σᵢ²)."""
         scale = self.logarithm.scale
         factor = jnp.asarray(power * (1.0 if scale is None else scale), jnp.result_type(float))
-        component = self.logarithm._component_distribution
+        component: Any = self.logarithm._component_distribution
+        normal: Any = component
         if isinstance(component, MixtureSameFamily):
             normal, factor = component.component_distribution, factor[..., None]
-        else:
-            normal = component
         loc, deviation = jnp.asarray(normal.loc), jnp.asarray(normal.scale)
         grown = jnp.exp(factor * loc + 0.5 * jnp.square(factor * deviation))
         if isinstance(component, MixtureSameFamily):
@@ -117,8 +119,9 @@ class LogMixture(Distribution):
         """Draws."""
         return _exp(self.logarithm.sample(key, sample_shape))
 
-    def log_prob(self, value: Any) -> Any:
+    def log_prob(self, value: Any, intermediates: Any = None) -> Any:
         """log p_Y(log y) − log y; −∞ for y ≤ 0."""
+        del intermediates
         logarithm = _log(value)
         inside = logarithm > -np.inf
         logarithm = (jnp if isinstance(logarithm, jax.Array) else np).where(inside, logarithm, 0.0)

@@ -58,7 +58,7 @@ def run_uci(
 ) -> Iterator[Result]:
     """Fit and score every method on every set, all splits of a set as one program."""
     from measureflow.tables.crossvalidation import cross_validate
-    from measureflow.tables.estimators import EnsembleRegressor
+    from measureflow.tables.regressor import EnsembleRegressor
 
     # All of them first: a set that is missing should not be noticed after hours.
     loaded = {name: load_uci(name, progress=progress) for name in sets}

@@ -16,11 +16,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
-from measureflow.core.devices import require_mesh
 from measureflow.core.pytrees import dimension
-from measureflow.core.validation import positive_number, require_count
 from measureflow.networks.losses import NegativeLogLikelihood
-from measureflow.networks.network import Network, perceptron
+from measureflow.networks.network import Network
 from measureflow.prediction.predictive import Mixture, Predictive
 from measureflow.prediction.spread import Spread
 from measureflow.runs.checkpoint import Checkpoint
@@ -33,10 +31,11 @@ from measureflow.tables.encoding import PiecewiseLinear, encoded
 from measureflow.tables.frames import Columns
 from measureflow.tables.inputs import numbers, scaling
 from measureflow.tables.methods import Method, method_of
-from measureflow.tables.models import Model, Shape, given, require_encoding
+from measureflow.tables.models import Model, Shape, given, require_encoding, require_hidden
 from measureflow.tables.reading import is_frame
 from measureflow.tables.recipe import Recipe, batch_size_for, steps_for
 from measureflow.tables.scaling import standardised
+from measureflow.tables.settings import check_settings, require_resumable, require_unchanged
 from measureflow.tables.table import Table, rows_of
 from measureflow.tables.targets import Head, changes_units
 from measureflow.tables.training import Ensemble, Ensembles, Trainer
@@ -142,7 +141,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
             is refused. It needs a `random_state`, which makes two calls the same.
         """
         callbacks = require_callback(callback)
-        self._require_resumable(checkpoint)
+        require_resumable(checkpoint, self.random_state)
         before, goes_on = dict(vars(self)), self._goes_on()
         try:
             prepared = self._prepare(X, y, sample_weight)
@@ -157,17 +156,6 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
             if complaint is not None:
                 warnings.warn(complaint, ConvergenceWarning, stacklevel=2)
         return self
-
-    def _require_resumable(self, checkpoint: Any) -> None:
-        if checkpoint is None:
-            return
-        if not isinstance(checkpoint, Checkpoint):
-            raise TypeError(f"checkpoint must be an mf.Checkpoint, got {checkpoint!r}; see mf.Checkpoint.")
-        if self.random_state is None:
-            raise ValueError(
-                "checkpoint needs a random_state, got None: each call would be another run, and none could "
-                "be resumed; set random_state=0, for example."
-            )
 
     def _complaint(self, found: Ensembles, index: int) -> str | None:
         """What there is to say about convergence. Early stopping asks held-out rows, and who stops a fit by a
@@ -186,7 +174,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
 
     def _prepare(self, X: Any, y: Any, sample_weight: Any) -> "Prepared":
         """Check everything, learn the scaling, build the models; the standardised table."""
-        self._check_settings()
+        check_settings(self)
         again = self._goes_on()
         X, y = self._validated(X, y, again)
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -206,7 +194,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         if self.columns_ is not None:
             X = self.columns_.numbers(X)
         if again:
-            self._require_unchanged()
+            require_unchanged(self)
         else:
             self.input_mean_, self.input_scale_ = scaling(self, X, y, weights)
             self._set_targets(y, weights)
@@ -258,32 +246,10 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         """Whether targets are standardised, and the spread of the predictive law is chosen."""
         return changes_units(self.network_, self.likelihood_)
 
-    def _check_settings(self) -> None:
-        method_of(self.method)
-        require_count("particles", self.particles, 1, "20 is a start.")
-        positive_number("mmd", self.mmd, "0.5 is a start; for none, choose method='DLE' or 'DE'.")
-        positive_number("step_size", self.step_size, "0.01 is a start.")
-        if self.prior_weight is not None:
-            positive_number("prior_weight", self.prior_weight, "1 is the Bayes posterior; None chooses it.")
-        if self.mesh is not None:
-            require_mesh(self.mesh, self.particles)
-        for name in ("steps", "batch_size"):
-            if getattr(self, name) is not None:
-                require_count(name, getattr(self, name), 1, "None goes by the number of rows.")
-        if self.method == "FD-GVI" and self.particles == 1 and self._goes_on():
-            raise ValueError(
-                "warm_start with method='FD-GVI' goes on from the Gaussian of the last fit's particles, and "
-                "particles=1 has no spread; start over with warm_start=False, and more particles."
-            )
-        if not 0 < self.validation_fraction < 1:
-            raise ValueError(
-                f"validation_fraction must be between 0 and 1, got {self.validation_fraction}; try 0.1."
-            )
-
     def _models(self, inputs: np.ndarray, y: np.ndarray, weights: np.ndarray) -> "tuple[Model, ...]":
         """Those that held-out rows may choose from, the simplest first."""
-        hidden = None if self.hidden is None else tuple(self.hidden)
-        shapes = given(self._shapes(y), hidden=hidden, encoding=require_encoding(self.encoding))
+        hidden, encoding = require_hidden(self.hidden), require_encoding(self.encoding)
+        shapes = given(self._shapes(y), hidden=hidden, encoding=encoding)
         bins = {shape.encoding for shape in shapes} - {0}
         encodings = {number: PiecewiseLinear.learn(inputs, number) for number in bins}
         models = []
@@ -317,21 +283,6 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         )
         loss = NegativeLogLikelihood(network, likelihood)
         return Model(shape, loss, prior, steps, changes_units(network, likelihood), encoding)
-
-    def _require_unchanged(self) -> None:
-        """A warm start goes on with the particles that there are: what shapes them must be as it was."""
-        shape = self.shape_
-        hidden = shape.hidden if self.hidden is None else tuple(self.hidden)
-        changed = hidden != shape.hidden or self.encoding not in (None, shape.encoding)
-        likelihood = getattr(self, "likelihood", None)
-        changed |= likelihood is not None and not eqx.tree_equal(likelihood, shape.likelihood)
-        inner, particles = perceptron(self.network_), len(jax.tree.leaves(self.particles_)[0])
-        changed |= inner is not None and inner.activation != self.activation
-        if changed or particles != self.particles:
-            raise ValueError(
-                "warm_start goes on from the last fit, but hidden, encoding, activation, particles or "
-                "likelihood were changed since; set warm_start=False to start over."
-            )
 
     def _recipe(self, rows: int) -> Recipe:
         goes_on = self._goes_on() and self.prior_weight is None

@@ -15,6 +15,7 @@ from measureflow.tables.encoding import PiecewiseLinear
 from measureflow.tables.frames import Columns
 from measureflow.tables.methods import METHODS
 from measureflow.tables.models import Shape
+from measureflow.tables.settings import check_settings
 
 
 def _described(estimator: Any) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def require_units(name: str, mean: Any, scale: Any, shape: tuple[int, ...]) -> N
 
 def _require_sound(estimator: Any) -> None:
     """What `fit` would check, and that what was learned goes together: raises where a file says else."""
-    estimator._check_settings()
+    check_settings(estimator)
     for name in ("early_stopping", "warm_start"):
         require(isinstance(getattr(estimator, name), bool | np.bool_), f"{name} is neither True nor False")
     hidden, seed = estimator.hidden, estimator.random_state

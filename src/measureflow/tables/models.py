@@ -1,7 +1,7 @@
 """The ways to see a table among which held-out rows choose: how its columns are encoded, the network, and the
 law of its targets."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,6 +121,15 @@ class Model(NamedTuple):
     def comparable(self, densities: np.ndarray, table: Table) -> np.ndarray:
         """Log densities of a table's rows, in the units that all models share."""
         return densities if self.log_volume is None else densities + self.log_volume(table.targets)
+
+
+def require_hidden(hidden: Any) -> tuple[int, ...] | None:
+    """None, or the widths of layers."""
+    if hidden is None:
+        return None
+    if not isinstance(hidden, Sequence) or isinstance(hidden, str):
+        raise TypeError(f"hidden must be a sequence of layer widths, got {hidden!r}; pass hidden=(50,).")
+    return tuple(hidden)
 
 
 def require_encoding(encoding: Any) -> int | None:

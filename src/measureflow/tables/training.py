@@ -356,7 +356,7 @@ def _noted(choice: Choice) -> dict[str, Any]:
     return {"trial": _flat(choice.trial), "spread": spread, "scores": scores}
 
 
-def _flat(trial: Trial) -> list[float]:
+def _flat(trial: Trial) -> list[Any]:
     return [trial.model, *trial.candidate]
 
 

@@ -65,8 +65,9 @@ def fit_ours(
 
 
 def _fitted_together(task: Task, settings: dict[str, Any], splits: list[int], seed: int) -> list[Record]:
+    from measureflow.tables.classifier import EnsembleClassifier
     from measureflow.tables.crossvalidation import cross_validate
-    from measureflow.tables.estimators import EnsembleClassifier, EnsembleRegressor
+    from measureflow.tables.regressor import EnsembleRegressor
 
     kind = EnsembleClassifier if task.kind == "classes" else EnsembleRegressor
     estimator: Any = kind(**settings, random_state=seed)

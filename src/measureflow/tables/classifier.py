@@ -1,0 +1,210 @@
+"""Classification: tables in, probabilities of classes out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+
+from measureflow.networks.likelihoods import Categorical
+from measureflow.prediction.predictive import Mixture
+from measureflow.saving.registry import require
+from measureflow.tables.ensemble import AbstractEnsemble
+from measureflow.tables.in_files import in_files
+from measureflow.tables.inputs import checked
+from measureflow.tables.methods import Method
+from measureflow.tables.models import Model, Shape, default_shapes
+from measureflow.tables.targets import Head, TargetUnits
+
+
+@in_files
+class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
+    """Classification by an ensemble of networks that is a measure: probabilities that know what they do not.
+
+    `predict_dist(X).mutual_information()` tells inputs on which the particles disagree. Fits that have not
+    converged are told as in `EnsembleRegressor`. For classes of unequal weight, pass `fit` a `sample_weight`,
+    as of `sklearn.utils.class_weight.compute_sample_weight`.
+
+    Parameters
+    ----------
+    method : str or Method
+        "DRLE" (default), "DRE", "DLE", "DE" or "FD-GVI", or an `mf.Method` of your own.
+    particles : int
+        How many networks.
+    hidden : sequence of int, optional
+        Widths of the hidden layers. None lets held-out rows choose between one layer, of 50 units or 100
+        beyond 20,000 rows, and several: four of 16, or three of 32 from 5,000 rows on.
+    encoding : int, optional
+        Into how many piecewise-linear bins a column of numbers is cut; 0 is none. None lets held-out rows
+        choose between none and 16.
+    activation : str
+        Several may be joined with +: each gets its share of the hidden units.
+    prior_weight : float, optional
+        In multiples of 1/n: 1 is the Bayes posterior, smaller is colder. None chooses it by the predictive
+        probability of held-out rows.
+    mmd : float
+        The weight of MMD² in multiples of J times the prior's, J the number of parameters: so the two stay
+        in proportion.
+    steps : int, optional
+        By default 40 a row up to 2,000, at least 800, then 2 a row up to 60,000; fewer for networks of more
+        than 20,000 parameters.
+    batch_size : int, optional
+        50 rows, or 100 of 2,000 and more.
+    step_size : float
+        Of the first step; it falls to 0 along a cosine.
+    early_stopping : bool
+        Whether to hold rows out and keep the particles that did best on them.
+    validation_fraction : float
+        The share of rows that `early_stopping` holds out.
+    warm_start : bool
+        Whether a fit goes on from the particles of the last one; it keeps scaling and prior weight.
+    random_state : int, RandomState or None
+        An integer makes a fit reproducible.
+    verbose : int
+        1 shows progress on stderr, and how long it will take.
+    mesh : jax.sharding.Mesh, optional
+        Devices with an axis "particles", over which the particles are cut. It is not pickled or saved.
+
+    Attributes
+    ----------
+    classes_ : array
+        The labels, sorted.
+    particles_ : pytree of arrays
+        The networks' parameters, with a leading axis for the particles.
+    network_ : Network
+        θ, rows ↦ logits.
+    likelihood_ : callable
+        Logits ↦ distribution of the class.
+    shape_ : Shape
+        The hidden layers, the bins and the likelihood, as given or chosen.
+    encoding_ : PiecewiseLinear or None
+        The bins of the columns.
+    prior_weight_ : float
+        As given or chosen.
+    spread_ : float
+        Always 1.
+    n_iter_ : int
+        The steps that the particles took.
+    history_ : History
+        Of the final training, at some fifty steps, as in `EnsembleRegressor`.
+    validation_scores_ : dict of arrays
+        `model`, `prior_weight`, `share_of_steps` and `log_density`, the mean held-out log probability, of each
+        candidate.
+    input_mean_, input_scale_ : array
+        Scaling.
+    n_features_in_, feature_names_in_ : int, array of str
+        The columns of X, and their names if they have any.
+    columns_ : Columns or None
+        How the columns of a frame become numbers, named in `columns_.names`; None where X was an array.
+    """
+
+    classes_: np.ndarray
+
+    def __init__(
+        self,
+        method: str | Method = "DRLE",
+        *,
+        particles: int = 20,
+        hidden: Sequence[int] | None = None,
+        encoding: int | None = None,
+        activation: str = "relu+tanh",
+        prior_weight: float | None = None,
+        mmd: float = 0.5,
+        steps: int | None = None,
+        batch_size: int | None = None,
+        step_size: float = 0.01,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        warm_start: bool = False,
+        random_state: Any = None,
+        verbose: int = 0,
+        mesh: Mesh | None = None,
+    ):
+        super().__init__(
+            method,
+            particles=particles,
+            hidden=hidden,
+            encoding=encoding,
+            activation=activation,
+            prior_weight=prior_weight,
+            mmd=mmd,
+            steps=steps,
+            batch_size=batch_size,
+            step_size=step_size,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            warm_start=warm_start,
+            random_state=random_state,
+            verbose=verbose,
+            mesh=mesh,
+        )
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class."""
+        probabilities = self.predict_proba(X)
+        return self.classes_[np.argmax(probabilities, axis=1)]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probability of every class, in the order of `classes_`."""
+        probabilities = self._map(_probabilities, X)
+        return probabilities / probabilities.sum(axis=1, keepdims=True)
+
+    def _validated(self, X: Any, y: Any, again: bool) -> tuple[Any, np.ndarray]:
+        X, y = checked(self, X, y, again)
+        try:
+            classes = np.unique(y)
+        except TypeError:
+            kinds = ", ".join(sorted({type(label).__name__ for label in y}))
+            raise ValueError(
+                f"y must hold labels of one type, got {kinds}; drop rows without a label, and turn the "
+                "others into text with astype(str)."
+            ) from None
+        check_classification_targets(y)
+        if len(classes) < 2:
+            raise ValueError(f"y holds one class only, got {classes!r}; classification needs at least two.")
+        if again and not np.isin(classes, self.classes_).all():
+            raise ValueError(
+                f"y has classes {classes!r}, the fit that warm_start goes on from {self.classes_!r}; set "
+                "warm_start=False."
+            )
+        return X, y
+
+    def _set_targets(self, y: np.ndarray, weights: np.ndarray) -> None:
+        classes = np.unique(y)
+        if len(classes) < 2:
+            raise ValueError(
+                f"sample_weight is 0 for every row but those of class {classes.tolist()[0]!r}, and "
+                "classification needs two classes or more; give rows of another class a weight > 0."
+            )
+        self.classes_ = classes
+
+    def _require_targets(self) -> None:
+        one_each = (
+            isinstance(self.classes_, np.ndarray) and self.classes_.ndim == 1 and len(self.classes_) > 1
+        )
+        sorted_once = one_each and np.array_equal(np.unique(self.classes_), self.classes_)
+        require(sorted_once, "classes_ are no sorted classes")
+
+    def _shapes(self, y: np.ndarray) -> tuple[Shape, ...]:
+        return default_shapes(len(y), (None,))
+
+    def _units_for(self, likelihood: Any, y: np.ndarray, weights: np.ndarray) -> None:
+        return None
+
+    def _target_units(self) -> None:
+        return None
+
+    def _head(self, likelihood: Any, units: TargetUnits | None) -> Head:
+        return Head(Categorical(classes=len(self.classes_)), len(self.classes_))
+
+    def _checked(self, y: np.ndarray, models: tuple[Model, ...]) -> np.ndarray:
+        return np.searchsorted(self.classes_, y).astype(np.int32)
+
+    def _seen(self, model: Model, units: TargetUnits | None, y: np.ndarray) -> Model:
+        return model
+
+
+def _probabilities(mixture: Mixture) -> Any:
+    return mixture.probs
