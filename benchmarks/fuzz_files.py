@@ -34,11 +34,11 @@ from measureflow.runs.solution import Restart
 from measureflow.saving import container
 from measureflow.saving.container import FileFormatError
 from measureflow.saving.documents import load, save
-from measureflow.tables.choosing import Choice
+from measureflow.tables.choosing import Choice, Trial
 from measureflow.tables.classifier import EnsembleClassifier
 from measureflow.tables.methods import Candidate
 from measureflow.tables.regressor import EnsembleRegressor
-from measureflow.tables.training import Ensembles
+from measureflow.tables.training import Ensemble
 
 # What one load may take: memory by the file's size, of which JSON needs some thirty times as much once it is
 # read, and a little more, and so many seconds.
@@ -52,12 +52,12 @@ def fitted(estimator, y, rows=None):
     """The estimator as `fit` leaves it, but for the training."""
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(len(y), 2)) if rows is None else rows
-    estimator._prepare(rows, np.asarray(y), None)
-    particles = jax.tree.map(lambda leaf: leaf[None], particles_of(estimator.network_, estimator.particles))
-    scores = {Candidate(1.0): -1.25, Candidate(0.3, 0.5): -1.5}
+    models = estimator._prepare(rows, np.asarray(y), None).models
+    particles = particles_of(models[0].loss.network, estimator.particles)
+    scores = {Trial(0, Candidate(1.0)): -1.25, Trial(0, Candidate(0.3, 0.5)): -1.5}
     history = mf.History({"step": np.array([0, 500]), "loss": np.array([2.0, 1.5], np.float32)})
-    found = Ensembles(particles, [Choice(Candidate(0.3), 1.1, scores)], [500], [500], [history])
-    estimator._take(found, 0)
+    choice = Choice(Trial(0, Candidate(0.3)), (1.1, 0.5), scores, 0.8)
+    estimator._take(Ensemble(choice, particles, 500, 500, history), models)
     return estimator
 
 
@@ -84,6 +84,7 @@ def things():
             network, mf.likelihoods.Homoscedastic(), particles_of(network, 3), 1.0, 2.0, 0.9
         ),
         "regressor": fitted(EnsembleRegressor(hidden=(3,), particles=3), targets),
+        "bins": fitted(EnsembleRegressor(encoding=4, likelihood="log_mixture", particles=2), targets + 1),
         "counts": fitted(EnsembleRegressor(hidden=(3,), particles=3, likelihood="poisson"), targets),
         "frame": fitted(EnsembleRegressor(hidden=(3,), particles=3), np.arange(12.0) ** 2, frame()),
         "classifier": fitted(EnsembleClassifier(hidden=(3,), particles=3), ["a", "b", "long"] * 3),

@@ -375,7 +375,7 @@ WRONG = {
     "rescaled Bernoulli": (
         lambda: rescaled(dist.Bernoulli(logits=jnp.zeros(3)), 0.0, 2.0),
         TypeError,
-        ["BernoulliLogits", "Normal and StudentT", "leave location and scale out"],
+        ["BernoulliLogits", "StudentT and mixtures of Normals", "leave location and scale out"],
     ),
     "rescaled by other rows": (
         lambda: rescaled(dist.Normal(jnp.zeros(3)), np.zeros(4), 1.0),

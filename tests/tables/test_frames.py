@@ -33,6 +33,7 @@ pytestmark = [
 SETTINGS = {
     "method": "DE",
     "hidden": (),
+    "encoding": 0,
     "particles": 2,
     "steps": 50,
     "prior_weight": 1.0,
@@ -45,7 +46,7 @@ DAYS = pd.date_range("2024-02-27", periods=ROWS, freq="7h").to_series(index=rang
 
 
 def regressor(**settings):
-    return mf.EnsembleRegressor(**(SETTINGS | settings))
+    return mf.EnsembleRegressor(**({"likelihood": "heteroscedastic"} | SETTINGS | settings))
 
 
 def classifier(**settings):
@@ -447,7 +448,7 @@ def test_rows_of_weight_zero_teach_no_levels():
     spoilt = pd.concat([FRAME, FRAME.assign(town="Nowhere", area=1e9)], ignore_index=True)
     weights, targets = np.repeat([1.0, 0.0], ROWS), np.concatenate([TARGET, TARGET])
     with_them = regressor()
-    table = with_them._prepare(spoilt, targets, weights)
+    table = with_them._prepare(spoilt, targets, weights).table
     assert table.inputs.shape == (ROWS, with_them.columns_.width)
     assert with_them.columns_ == Columns.learn(FRAME)
 
@@ -457,12 +458,12 @@ def test_a_rare_level_is_no_outlier():
     rows = 4_000
     frame = pd.DataFrame({"x": ["a"] * (rows - 10) + ["b"] * 10, "z": np.sin(np.arange(rows))})
     estimator = regressor()
-    inputs = estimator._prepare(frame, np.cos(np.arange(rows)), None).inputs
+    inputs = estimator._prepare(frame, np.cos(np.arange(rows)), None).table.inputs
     assert estimator.columns_.names == ("x=a", "x=b", "z")
     assert_close(np.abs(inputs[-1, :2]), [4.9875, 4.9875], 1e-4)
     assert np.all(np.abs(inputs.mean(axis=0)) < 1e-4)
     assert_close(inputs[:, 2].std(), 1.0, 1e-4)
-    half = regressor()._prepare(pd.DataFrame({"x": cycled("a", "b")}), NOISE, None).inputs
+    half = regressor()._prepare(pd.DataFrame({"x": cycled("a", "b")}), NOISE, None).table.inputs
     assert_close(np.abs(half), np.ones((ROWS, 2)), 1e-6)
 
 
@@ -476,7 +477,7 @@ def test_warm_starts_keep_the_columns(model):
 
 def test_labels_of_any_library():
     labels = np.where(TARGET > 0, "up", "down")
-    expected = classifier()._prepare(FRAME, labels, None)
+    expected = classifier()._prepare(FRAME, labels, None).table
     for same in (
         pd.Series(labels),
         pd.Series(labels, dtype="category"),
@@ -484,7 +485,7 @@ def test_labels_of_any_library():
         pl.Series(labels, dtype=pl.Categorical),
     ):
         estimator = classifier()
-        found = estimator._prepare(FRAME, same, None)
+        found = estimator._prepare(FRAME, same, None).table
         assert estimator.classes_.tolist() == ["down", "up"]
         assert np.array_equal(found.targets, expected.targets)
     assert np.array_equal(expected.targets, labels == "up")
@@ -529,9 +530,9 @@ def test_sparse_matrices_are_their_arrays(monkeypatch):
     rows = np.where(RNG.random((ROWS, 5)) < 0.3, 1.0, 0.0)
     found = regressor().fit(scipy.sparse.csr_matrix(rows), TARGET)
     expected = regressor().fit(rows, TARGET).predict(rows)
-    table = regressor()._prepare(rows, TARGET, None)
+    table = regressor()._prepare(rows, TARGET, None).table
     for kind in (scipy.sparse.csr_matrix, scipy.sparse.coo_array, scipy.sparse.csc_matrix):
-        assert np.array_equal(regressor()._prepare(kind(rows), TARGET, None).inputs, table.inputs)
+        assert np.array_equal(regressor()._prepare(kind(rows), TARGET, None).table.inputs, table.inputs)
         assert np.array_equal(found.predict(kind(rows)), expected)
     everything = np.arange(ROWS)
     scores = cross_validate(regressor(), scipy.sparse.coo_matrix(rows), TARGET, cv=[(everything, everything)])

@@ -90,8 +90,8 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     history_ : History
         Of the final training, at some fifty steps, as in `EnsembleRegressor`.
     validation_scores_ : dict of arrays
-        `model`, `prior_weight`, `share_of_steps` and `log_density`, the mean held-out log probability, of each
-        candidate.
+        `model`, `prior_weight`, `share_of_steps` and `log_density`, the mean held-out log probability, of
+        each candidate.
     input_mean_, input_scale_ : array
         Scaling.
     n_features_in_, feature_names_in_ : int, array of str

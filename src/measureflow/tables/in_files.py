@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 
@@ -98,6 +99,12 @@ def _require_sound(estimator: Any) -> None:
     # Its numbers are the file's own: those of another version may be others.
     shape, encoding = estimator.shape_, estimator.encoding_
     require(_is_shape(shape), "shape_ is no shape of a model")
+    layers = hidden is None or tuple(hidden) == shape.hidden
+    require(layers, "shape_ has not the hidden layers of the settings")
+    require(estimator.encoding in (None, shape.encoding), "shape_ has not the encoding of the settings")
+    asked = getattr(estimator, "likelihood", None)
+    same = asked is None or bool(eqx.tree_equal(asked, shape.likelihood))
+    require(same, "likelihood_ is not that of the settings and the targets")
     head = estimator._head(shape.likelihood, estimator._target_units())
     now, then = (_law(law) for law in (head.likelihood, estimator.likelihood_))
     require(now == then, "likelihood_ is not that of the settings and the targets")

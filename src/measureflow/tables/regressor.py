@@ -21,6 +21,7 @@ from measureflow.tables.in_files import in_files, require_units
 from measureflow.tables.inputs import checked
 from measureflow.tables.methods import Method
 from measureflow.tables.models import Model, Shape, default_shapes
+from measureflow.tables.scaling import moments
 from measureflow.tables.targets import (
     Head,
     TargetUnits,
@@ -253,12 +254,13 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         return y if self._targets() > 1 else y.reshape(len(y))
 
     def _seen(self, model: Model, units: TargetUnits, y: np.ndarray) -> Model:
+        if model.calibrate and not units.log:
+            return model._replace(units=units, targets=units.standardised)
         # Held-out densities are compared as those of standardised targets.
-        volume = float(np.sum(np.log(np.std(y, axis=0)))) if np.all(np.std(y, axis=0) > 0) else 0.0
-        seen = units.standardised if model.calibrate else _single
-        shifted = functools.partial(_log_volume, units if units.log else None, volume)
-        volumes = shifted if units.log or not model.calibrate else None
-        return model._replace(units=units, targets=seen, log_volume=volumes)
+        scale = moments("y", y, np.ones(len(y)))[1]
+        volume = functools.partial(_log_volume, units if units.log else None, float(np.sum(np.log(scale))))
+        targets = units.standardised if units.log else _single
+        return model._replace(units=units, targets=targets, log_volume=volume)
 
     def _take(self, found: Ensemble, models: tuple[Model, ...]) -> None:
         super()._take(found, models)

@@ -124,14 +124,13 @@ def smallest_scale(y: np.ndarray, scale: np.ndarray) -> float:
 
 def _resolution(column: np.ndarray) -> float:
     """The smallest difference of two values, where values are repeated; else 0."""
-    # Two computations of one number may differ in their last digits.
-    digits = max(16 * np.finfo(np.float64).eps * float(np.max(np.abs(column))), 1e-9 * float(np.ptp(column)))
-    if digits == 0:
-        return 0.0
-    values, counts = np.unique(np.round(column / digits), return_counts=True)
+    values, counts = np.unique(column, return_counts=True)
     if len(values) < 2 or counts[counts > 1].sum() < _REPEATED * len(column):
         return 0.0
-    return float(np.diff(values).min()) * digits
+    # Two computations of one number may differ in their last digits.
+    digits = max(16 * np.finfo(np.float64).eps * np.max(np.abs(values)), 1e-9 * np.ptp(values))
+    gaps = np.diff(values)
+    return float(np.min(gaps[gaps > digits], initial=np.ptp(values)))
 
 
 def head_for(given: Any, targets: int, mean: Any, floor: float = _SMALLEST_SCALE) -> Head:
