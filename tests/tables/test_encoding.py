@@ -60,7 +60,7 @@ def test_rounded_targets_have_a_smallest_scale():
     """A Normal of weight w and this scale has no density above w/δ: atoms are not rewarded."""
     y = np.round(RNG.normal(10, 5, size=1_000))
     floor = smallest_scale(y, np.std(y)) * np.std(y)
-    assert scipy.stats.norm.pdf(0, scale=floor) == pytest.approx(1.0)
+    assert 0.5 < scipy.stats.norm.pdf(0, scale=floor) <= 1.0
     # Mutant: the floor of targets that are not rounded.
     assert scipy.stats.norm.pdf(0, scale=1e-3 * np.std(y)) > 50
 
@@ -73,7 +73,7 @@ def test_rounded_targets_have_a_smallest_scale():
         (np.concatenate([RNG.normal(size=480), np.zeros(20)]), 1e-3),
         (RNG.integers(0, 2, 500).astype(float), 0.5),
         # 0.1·3 and 0.3 are two numbers.
-        (np.concatenate([0.1 * np.arange(100), np.round(0.1 * np.arange(100), 1)]), 0.013823),
+        (np.concatenate([0.1 * np.arange(100), np.round(0.1 * np.arange(100), 1)]), 2.0**-6),
     ],
 )
 def test_smallest_scales(y, floor):

@@ -115,11 +115,14 @@ def smallest_scale(y: np.ndarray, scale: np.ndarray) -> float:
 
     Targets that are rounded to multiples of δ have noise of δ/√(2π) at least: then a Normal of weight w has
     no density above w/δ, which is that of w spread over one step. With less, a narrow Normal at a value that
-    many rows have would be rewarded without end, and tell nothing of the number before it was rounded.
+    many rows have would be rewarded without end, and tell nothing of the number before it was rounded. It is
+    rounded up to a power of two: so the splits of a table, whose deviations differ a little, share a program.
     """
     columns = (y / scale).reshape(len(y), -1).T
     floor = min(_resolution(column) for column in columns) / math.sqrt(2 * math.pi)
-    return float(np.clip(floor, _SMALLEST_SCALE, _LARGEST_FLOOR))
+    if floor <= _SMALLEST_SCALE:
+        return _SMALLEST_SCALE
+    return min(2.0 ** math.ceil(math.log2(floor)), _LARGEST_FLOOR)
 
 
 def _resolution(column: np.ndarray) -> float:
