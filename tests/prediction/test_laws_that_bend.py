@@ -178,6 +178,21 @@ def test_other_laws_of_logarithms_are_refused():
         LogMixture(Mixture(dist.StudentT(3.0, jnp.zeros((2, 3)), 1.0)))
 
 
+# Counts
+
+
+@pytest.mark.parametrize("scale", [1.0, 400.0])
+def test_crps_of_counts_is_the_sum(scale):
+    """Of a mixture of Poisson laws; beyond 4,096 counts, on a grid."""
+    rates = scale * np.exp(RNG.normal(size=(3, 2)))
+    y = np.round(scale * np.array([0.0, 2.0, 7.0]))
+    every = np.arange(0, 40 * scale)[:, None, None]
+    below = scipy.stats.poisson.cdf(every, rates).mean(axis=-1)
+    wanted = np.sum((below - (every[..., 0] >= y)) ** 2, axis=0)
+    law = Mixture(dist.Poisson(jnp.asarray(rates, jnp.float32)))
+    assert mf.metrics.crps(law, y.astype(int)) == pytest.approx(np.mean(wanted), rel=1e-3)
+
+
 # Spreads
 
 

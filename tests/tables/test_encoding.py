@@ -94,6 +94,14 @@ def test_units_of_logarithms_have_their_volume():
 def test_laws_are_noticed():
     assert likelihoods_for(RNG.normal(size=300))[-1] == "mixture"
     assert likelihoods_for(np.exp(RNG.normal(size=300)))[-1] == "log_mixture"
+    assert likelihoods_for(RNG.poisson(3.0, size=300).astype(float)) == (
+        "heteroscedastic",
+        "mixture",
+        "negative_binomial",
+    )
+    # Years are whole numbers, but no counts, and classes 0 and 1 are none.
+    assert len(likelihoods_for(RNG.integers(1990, 2020, 300).astype(float))) == 2
+    assert len(likelihoods_for(RNG.integers(0, 2, 300).astype(float))) == 2
     # A long way from 0 there is nothing to gain.
     assert likelihoods_for(100 + RNG.normal(size=300))[-1] == "mixture"
 

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 from numpyro.distributions import (
     Distribution,
+    constraints,
 )
 
 from measureflow.prediction.labels import class_numbers, plain
@@ -106,13 +107,19 @@ def in_standard_units(
     return distribution.standardised, z, np.broadcast_to(as_float64(distribution.scale), z.shape)
 
 
+def is_of_counts(distribution: Any) -> bool:
+    """Whether it is a law of 0, 1, 2, …."""
+    law = components_of(distribution)
+    return isinstance(distribution, Distribution) and law.support is constraints.nonnegative_integer
+
+
 def continuous_targets(distribution: Any, targets: Any) -> Float[np.ndarray, "..."]:
     """Targets of a law with a density."""
     values = targets_of(distribution, targets)
     if distribution.is_discrete:
         raise TypeError(
             f"distribution must be continuous, got {name_of(distribution)}; for classes use log_loss, "
-            "brier_score or expected_calibration_error, for counts negative_log_likelihood."
+            "brier_score or expected_calibration_error, for counts negative_log_likelihood or crps."
         )
     return values
 

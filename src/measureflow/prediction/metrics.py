@@ -28,6 +28,7 @@ from measureflow.prediction.arguments import (
     first_row,
     in_standard_units,
     interval_ends,
+    is_of_counts,
     mean_of,
     require_no_nan,
     require_shape,
@@ -36,6 +37,7 @@ from measureflow.prediction.arguments import (
 from measureflow.prediction.logarithmic import LogMixture, log_mixture_crps
 from measureflow.prediction.ranked_probability import (
     as_float64,
+    count_crps,
     marginal_cdf,
     name_of,
     normal_components,
@@ -126,11 +128,11 @@ def crps(distribution: Distribution, targets: Any) -> float:
 
         Σᵢ wᵢ A(y − μᵢ, σᵢ²) − ½ Σᵢⱼ wᵢwⱼ A(μᵢ − μⱼ, σᵢ² + σⱼ²).
 
-    So it is for a `LogMixture`, with E|Xᵢ − Xⱼ| of log-normal laws. For any other continuous distribution it
-    is quadrature on its `cdf`, three Gauss–Legendre rules of 64 nodes per row. Relative to the row's score,
-    its error is below 1e-6 for smooth laws with one peak, however heavy the tails and far away y; 1e-4 where
-    the density jumps or is very skew; up to 3% where peaks are narrow and far apart. Several targets are
-    scored one by one, by their marginals.
+    For counts it is the sum Σₖ (F(k) − 1{k ≥ y})². For a `LogMixture` it is exact, too, with E|Xᵢ − Xⱼ| of
+    log-normal laws. For any other continuous distribution it is quadrature on its `cdf`, three
+    Gauss–Legendre rules of 64 nodes per row. Relative to the row's score, its error is below 1e-6 for smooth
+    laws with one peak, however heavy the tails and far away y; 1e-4 where the density jumps or is very skew;
+    up to 3% where peaks are narrow and far apart. Several targets are scored one by one, by their marginals.
 
     Parameters
     ----------
@@ -139,6 +141,8 @@ def crps(distribution: Distribution, targets: Any) -> float:
     targets
         One per row, or an event of the distribution.
     """
+    if is_of_counts(distribution):
+        return mean_of("cdf", count_crps(distribution, as_float64(targets_of(distribution, targets))))
     values = continuous_targets(distribution, targets)
     if isinstance(distribution, LogMixture):
         return mean_of("parameters", log_mixture_crps(distribution, values))

@@ -31,7 +31,7 @@ def cross_validate(
 
     `cv` is a number of folds, a splitter of scikit-learn, or a list of (train, test) rows. Returned are
     arrays with one number per split: `negative_log_likelihood`, and for regression `root_mean_square_error`,
-    `crps` (but not of counts), `coverage` and `width` of central intervals, for classification `accuracy`,
+    `crps`, `coverage` and `width` of central intervals, for classification `accuracy`,
     `brier_score` and `expected_calibration_error`; and `estimator`, the fitted ones, if asked for.
     """
     if not isinstance(estimator, AbstractEnsemble):
@@ -123,5 +123,4 @@ def _scores(estimator: Any, X: Any, y: np.ndarray, coverage: float) -> dict[str,
         "coverage": metrics.coverage(low, high, y),
         "width": metrics.width(low, high),
     }
-    # It is an integral over numbers that counts skip.
-    return scores if distribution.is_discrete else scores | {"crps": metrics.crps(marginals, targets)}
+    return scores | {"crps": metrics.crps(marginals, targets)}

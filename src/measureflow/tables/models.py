@@ -49,15 +49,16 @@ class Shape(NamedTuple):
 
 
 def default_shapes(rows: int, likelihoods: tuple[Any, ...]) -> tuple[Shape, ...]:
-    """What held-out rows of a table may choose from, the simplest first. `likelihoods` has a plain law and,
-    where there is one, a law that bends."""
-    plain, bending = likelihoods[0], likelihoods[-1]
+    """What held-out rows of a table may choose from, the simplest first. `likelihoods` has a plain law, where
+    there is one a law that bends, and where targets look like counts a law of these."""
+    plain, bending = likelihoods[0], likelihoods[min(1, len(likelihoods) - 1)]
     wide = (50,) if rows <= _MANY_ROWS else (100,)
     deep = (16,) * 4 if rows < _ENOUGH_ROWS else (32,) * 3
     shapes = (
         Shape(wide, 0, plain),
         Shape(wide, _BINS, bending),
         Shape(deep, 0, bending),
+        *(Shape(wide, _BINS, law) for law in likelihoods[2:]),
     )
     return _each_once(shapes)
 

@@ -24,6 +24,8 @@ from measureflow.tables.scaling import moments
 _SMALLEST_SCALE, _LARGEST_FLOOR = 1e-3, 0.5
 # Targets are taken to be rounded where so large a share of the rows has a value that another row has, too.
 _REPEATED = 0.1
+# Where a twentieth of whole numbers is smaller, they are taken for counts.
+_SMALL_COUNT = 10
 # In standard deviations of log y: a law that knows x is no wider than that of all targets.
 _LARGEST_LOG_SCALE = 1.0
 # In nats a row: by so much must a law of log y be ahead to be tried.
@@ -202,11 +204,14 @@ def _require_positive(likelihood: Any, y: np.ndarray) -> None:
 
 
 def likelihoods_for(y: np.ndarray) -> tuple[str, ...]:
-    """Laws that held-out rows may choose from: a plain one and one that bends, of log y where that is much
-    nearer to a Normal law than y is."""
+    """Laws that held-out rows may choose from: a plain one; one that bends, of log y where that is much
+    nearer to a Normal law than y is; and for counts, where small ones are among them, one of counts."""
+    bending = "mixture"
     if y.ndim == 1 and np.all(y > 0) and _gain_of_logarithm(y) > _CLEARLY:
-        return "heteroscedastic", "log_mixture"
-    return "heteroscedastic", "mixture"
+        bending = "log_mixture"
+    counts = np.all((y >= 0) & (y == np.floor(y))) and np.quantile(y, 0.05) < _SMALL_COUNT
+    counted = counts and len(np.unique(y)) > 2 and y.max() < likelihoods.LARGEST_MEAN
+    return ("heteroscedastic", bending, *(["negative_binomial"] if counted else []))
 
 
 def _gain_of_logarithm(y: np.ndarray) -> float:
