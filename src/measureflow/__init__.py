@@ -33,6 +33,7 @@ from measureflow.numerics.interactions import (
     RandomFeatures,
 )
 from measureflow.prediction import metrics
+from measureflow.prediction.conformal import Conformal
 from measureflow.prediction.predictive import LogMixture, Mixture, Predictive
 from measureflow.prediction.spread import Spread
 from measureflow.runs.checkpoint import Checkpoint
@@ -107,6 +108,7 @@ __all__ = [
     "Candidate",
     "Certificate",
     "Checkpoint",
+    "Conformal",
     "DataExhaustedError",
     "DivergenceError",
     "Draws",
