@@ -15,16 +15,6 @@ import jaxtyping
 import pytest
 from jaxtyping import install_import_hook
 
-# What was compiled once, in this worker, in the other, in a process that a test starts or in an earlier run
-# is read from a folder, however small: compiling is half of the work.
-KEPT = {
-    "jax_compilation_cache_dir": str(Path(__file__).parents[1] / "build" / "compiled"),
-    "jax_persistent_cache_min_compile_time_secs": 0.0,
-    "jax_persistent_cache_min_entry_size_bytes": -1,
-}
-for name, value in KEPT.items():
-    jax.config.update(name, type(value)(os.environ.setdefault(name.upper(), str(value))))
-
 with install_import_hook("measureflow", "beartype.beartype"):
     import measureflow  # noqa: F401
 
