@@ -176,7 +176,8 @@ def refusals():
 def estimators():
     """The largest difference of predictions, in standard deviations of the target."""
     y = DATA[1]
-    settings = {"hidden": (4,), "particles": 8, "steps": 500, "random_state": 0, "prior_weight": 1}
+    settings = {"hidden": (4,), "encoding": 0, "likelihood": "heteroscedastic", "prior_weight": 1}
+    settings |= {"particles": 8, "steps": 500, "random_state": 0}
     alone, cut = (
         mf.EnsembleRegressor(mesh=mesh, **settings).fit(X, y).predict(X) for mesh in (None, mesh_of(8))
     )
