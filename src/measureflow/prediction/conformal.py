@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpyro.distributions import Distribution
 
-from measureflow.prediction.arguments import continuous_targets, in_standard_units
+from measureflow.prediction.arguments import components_of, continuous_targets, in_standard_units
 from measureflow.prediction.logarithmic import LogMixture
 from measureflow.prediction.mixture import Mixture
 from measureflow.prediction.quantiles import compiled_tails
@@ -100,8 +100,8 @@ def _smaller_tails(distribution: Any, y: np.ndarray) -> np.ndarray:
         if not np.all(values > 0):
             raise ValueError(f"targets must be > 0 for a law of log y, got {values.min():g}.")
         law, values = law.logarithm, np.log(values)
-    law, z, _ = in_standard_units(law, values)
-    below, above = compiled_tails(law._component_distribution, as_jax_has_it(np.asarray(z)))
+    plain, z, _ = in_standard_units(law, values)
+    below, above = compiled_tails(components_of(plain), as_jax_has_it(np.asarray(z)))
     return np.minimum(np.asarray(below, np.float64), np.asarray(above, np.float64))
 
 
