@@ -10,6 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import jaxtyping
 import pytest
@@ -38,6 +39,20 @@ def pytest_collection_modifyitems(items):
         if item.get_closest_marker("xdist_group") is None and not item.name.startswith(ALONE):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items.sort(key=place)
+
+
+# A process with tens of thousands of compiled programs crashes while it compiles another. Linux counts its
+# pages of memory here.
+STATE, MOST_PAGES = Path("/proc/self/statm"), 2**19
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_are_let_go():
+    """After a file of tests, where the process has grown to 2 GiB."""
+    yield
+    if STATE.exists() and int(STATE.read_text(encoding="utf-8").split()[1]) > MOST_PAGES:
+        jax.clear_caches()
+        eqx.clear_caches()
 
 
 @pytest.fixture
