@@ -215,7 +215,7 @@ def test_kinds_have_the_fields_of_their_classes():
         **{
             kind.__name__: kind
             for kind in mf.likelihoods.AbstractLikelihood.__subclasses__()
-            if kind is not Laplace
+            if kind.__module__.startswith("measureflow.")
         },
     }
     assert len(classes) == 14, sorted(classes)
