@@ -49,19 +49,27 @@ class LogMixture(Distribution):
         size = counted(self.logarithm.mixture_size, "particle")
         return f"LogMixture({size}, batch shape {self.batch_shape})"
 
-    def _powers(self, power: int) -> Float[Array, "*batch n"]:
-        """E[exp(p·scale·Zᵢ)] of every particle, Zᵢ its law in standard units: exp(p s mᵢ + ½ p² s² σᵢ²)."""
-        scale = self.logarithm.scale
-        factor = jnp.asarray(power * (1.0 if scale is None else scale), jnp.result_type(float))
+    def _moments(self) -> tuple[Float[Array, "*batch n"], Float[Array, "*batch n"]]:
+        """Mean and variance of every particle's law, but for the units' location. A LogNormal has
+
+            E = exp(m + s²/2),   Var = E² (exp(s²) − 1),
+
+        which loses no digits where s is small, as the difference of E[Y²] and E[Y]² would."""
+        unit = self.logarithm.scale
+        scale = jnp.asarray(1.0 if unit is None else unit, jnp.result_type(float))
         component: Any = self.logarithm._component_distribution
-        normal: Any = component
-        if isinstance(component, MixtureSameFamily):
-            normal, factor = component.component_distribution, factor[..., None]
-        loc, deviation = jnp.asarray(normal.loc), jnp.asarray(normal.scale)
-        grown = jnp.exp(factor * loc + 0.5 * jnp.square(factor * deviation))
-        if isinstance(component, MixtureSameFamily):
-            return jnp.sum(class_probabilities(component.mixing_distribution) * grown, axis=-1)
-        return grown
+        is_mixture = isinstance(component, MixtureSameFamily)
+        normal: Any = component.component_distribution if is_mixture else component
+        scale = scale[..., None] if is_mixture else scale
+        square = jnp.square(scale * jnp.asarray(normal.scale))
+        means = jnp.exp(scale * jnp.asarray(normal.loc) + square / 2)
+        variances = jnp.square(means) * jnp.expm1(square)
+        if not is_mixture:
+            return means, variances
+        shares = class_probabilities(component.mixing_distribution)
+        mean = jnp.sum(shares * means, axis=-1)
+        apart = jnp.square(means - mean[..., None])
+        return mean, jnp.sum(shares * (variances + apart), axis=-1)
 
     def _in_units(self, value: Float[Array, "..."], power: int) -> Numbers:
         """Times exp(p·location)."""
@@ -76,23 +84,22 @@ class LogMixture(Distribution):
     @property
     def mean(self) -> Any:
         """E[exp(Y)] = (1/N) Σᵢ exp(mᵢ + sᵢ²/2)."""
-        return self._in_units(jnp.mean(self._powers(1), axis=-1), 1)
+        return self._in_units(jnp.mean(self._moments()[0], axis=-1), 1)
 
     @property
     def variance(self) -> Any:
         """Aleatoric + epistemic variance."""
-        means, squares = self._powers(1), self._powers(2)
-        return self._in_units(jnp.mean(squares, axis=-1) - jnp.square(jnp.mean(means, axis=-1)), 2)
+        return self.aleatoric_variance + self.epistemic_variance
 
     @property
     def aleatoric_variance(self) -> Numbers:
         """(1/N) Σᵢ Var[exp(Yᵢ)]: the noise that every particle expects."""
-        return self._in_units(jnp.mean(self._powers(2) - jnp.square(self._powers(1)), axis=-1), 2)
+        return self._in_units(jnp.mean(self._moments()[1], axis=-1), 2)
 
     @property
     def epistemic_variance(self) -> Numbers:
         """How far the particles' means disagree."""
-        return self._in_units(jnp.var(self._powers(1), axis=-1), 2)
+        return self._in_units(jnp.var(self._moments()[0], axis=-1), 2)
 
     @property
     def std(self) -> Numbers:
