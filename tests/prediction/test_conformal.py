@@ -4,10 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import pytest
-from helpers import assert_within
+from helpers import assert_close, assert_within
 
 import measureflow as mf
 from measureflow.prediction.mixture import Mixture
+from measureflow.prediction.sets import mass_before, smallest_sets
 
 pytestmark = pytest.mark.standard_promotion
 
@@ -56,6 +57,62 @@ def test_too_few_rows_give_infinite_intervals():
     low, high = mf.Conformal(law(5), np.zeros(5)).interval(law(2), 0.9)
     assert np.all(low == -np.inf)
     assert np.all(high == np.inf)
+
+
+def classes(probabilities):
+    """Two particles, that agree."""
+    table = jnp.log(jnp.maximum(jnp.asarray(probabilities), 1e-30))
+    return Mixture(dist.Categorical(logits=jnp.stack([table, table], axis=-2)))
+
+
+def test_sets_of_classes_hold_the_right_one():
+    """Random probabilities, from which the classes come, and a model that is far too sure. Sets are of whole
+    classes, so that coverage is at least k/(n + 1), and here no more than that and a tenth."""
+    rng, hits, own = np.random.default_rng(0), [], []
+    for _ in range(200):
+        truth = rng.dirichlet(np.full(4, 0.5), size=49)
+        y = np.array([rng.choice(4, p=p) for p in truth])
+        said = truth**6 / np.sum(truth**6, axis=1, keepdims=True)
+        sets = mf.Conformal(classes(said[:29]), y[:29]).sets(classes(said[29:]), 0.8)
+        hits.append(np.mean(sets[np.arange(20), y[29:]]))
+        own.append(np.mean(smallest_sets(said[29:], 0.8)[np.arange(20), y[29:]]))
+    error = np.std(hits) / np.sqrt(len(hits))
+    assert 0.8 - 4 * error < np.mean(hits) < 0.9
+    # Mutant: the model's own sets.
+    assert np.mean(own) < 0.8 - 4 * error
+
+
+def test_the_most_probable_classes_come_first():
+    table = np.array([[0.5, 0.2, 0.3], [0.4, 0.4, 0.2], [1.0, 0.0, 0.0]])
+    assert_close(mass_before(table), [[0.0, 0.8, 0.5], [0.0, 0.0, 0.8], [0.0, 1.0, 1.0]], 1e-12)
+    assert smallest_sets(table, 0.8).tolist() == [
+        [True, False, True],
+        [True, True, False],
+        [True, False, False],
+    ]
+    # At random, every set is the smallest of all that are probable enough.
+    rng = np.random.default_rng(0)
+    subsets = np.array([[bool(n >> c & 1) for c in range(4)] for n in range(16)])
+    for p in rng.dirichlet(np.ones(4), size=50):
+        (found,) = smallest_sets(p[None], 0.7)
+        enough = subsets[subsets @ p >= 0.7]
+        assert found @ p >= 0.7
+        assert found.sum() == enough.sum(axis=1).min()
+
+
+def test_too_few_rows_give_sets_of_all_classes():
+    law_of_three = classes(np.full((5, 3), 1 / 3))
+    assert mf.Conformal(law_of_three, np.zeros(5, int)).sets(law_of_three, 0.9).all()
+
+
+def test_intervals_are_for_numbers_and_sets_for_classes(as_a_user_runs_it):
+    numbers, of_classes = law(3), classes(np.full((3, 2), 0.5))
+    with pytest.raises(TypeError, match="use interval, for numbers"):
+        mf.Conformal(numbers, np.zeros(3)).sets(numbers)
+    with pytest.raises(TypeError, match="use sets, for classes"):
+        mf.Conformal(of_classes, np.zeros(3, int)).interval(of_classes)
+    with pytest.raises(ValueError, match="numbers of classes from 0 to 1, got 2"):
+        mf.Conformal(of_classes, np.full(3, 2))
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """scikit-learn's rules, awkward tables, and that predictions are those of the particles."""
 
 import pickle
+import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.special
 import scipy.stats
 from helpers import assert_close, assert_within, monte_carlo
 from quick import quickly_compiled  # noqa: F401
@@ -20,6 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from measureflow.prediction import metrics
 from measureflow.runs.solution import DivergenceError
+from measureflow.saving.documents import load
 from measureflow.tables import training, trials
 from measureflow.tables.choosing import FACTORS, POWERS
 from measureflow.tables.classifier import EnsembleClassifier
@@ -493,6 +496,16 @@ def test_counts(likelihood):
             shell(likelihood=likelihood).fit([[0.0], [1.0]], [1, wrong])
 
 
+def test_a_mean_that_is_infinite_is_told():
+    estimator = shell(likelihood="log_normal").fit(X, np.exp(Y))
+    far = X[:3] * [[1.0], [1e4], [1.0]]
+    with pytest.warns(UserWarning, match="the mean of 1 row is infinite, of row 1 first.*predict_interval"):
+        assert np.isfinite(estimator.predict(far)).tolist() == [True, False, True]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        estimator.predict(X)
+
+
 def test_labels_of_any_kind():
     inputs, numbers = X, (Y > 0).astype(int) + (Y > 1)
     plain = EnsembleClassifier(**SHELL, random_state=0).fit(inputs, numbers)
@@ -520,6 +533,38 @@ def test_probabilities_are_the_mean_over_particles():
     members = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
     assert_close(estimator.predict_proba(TEST_X), members.mean(axis=0), 1e-5)
     assert np.all(np.asarray(estimator.predict_dist(TEST_X).mutual_information()) >= 0)
+    # At another temperature, as held-out rows may choose it.
+    estimator.spread_ = 2.5
+    members = scipy.special.softmax(logits / 2.5, axis=-1)
+    assert_close(estimator.predict_proba(TEST_X), members.mean(axis=0), 1e-5)
+    assert_close(np.asarray(estimator.predict_dist(TEST_X).probs), members.mean(axis=0), 1e-5)
+
+
+def test_weights_of_classes_are_weights_of_rows(tmp_path):
+    y = np.where(Y > 1.0, "rare", "usual")
+    frequent = np.where(y == "rare", np.mean(y == "rare"), np.mean(y == "usual"))
+    balanced = EnsembleClassifier(**SHELL, random_state=0, class_weight="balanced").fit(X, y)
+    by_rows = EnsembleClassifier(**SHELL, random_state=0).fit(X, y, sample_weight=0.5 / frequent)
+    assert_close(balanced.predict_proba(TEST_X), by_rows.predict_proba(TEST_X), 1e-5)
+    plain = EnsembleClassifier(**SHELL, random_state=0).fit(X, y)
+    assert np.mean(balanced.predict_proba(TEST_X)[:, 0]) > np.mean(plain.predict_proba(TEST_X)[:, 0]) + 0.02
+    given = EnsembleClassifier(**SHELL, random_state=0, class_weight={"rare": 3.0}).fit(X, y)
+    by_rows = EnsembleClassifier(**SHELL, random_state=0).fit(X, y, np.where(y == "rare", 3.0, 1.0))
+    assert np.all(given.predict_proba(TEST_X) == by_rows.predict_proba(TEST_X))
+    given.save(tmp_path / "model.mf")
+    assert load(tmp_path / "model.mf").class_weight == {"rare": 3.0}
+    with pytest.raises(ValueError, match="class_weight"):
+        EnsembleClassifier(**SHELL, class_weight="even").fit(X, y)
+
+
+def test_sets_of_classes():
+    estimator = EnsembleClassifier(**SHELL, random_state=0).fit(X, np.digitize(Y, [-0.5, 0.5]))
+    sets, probabilities = estimator.predict_set(TEST_X, 0.8), estimator.predict_proba(TEST_X)
+    assert sets.shape == probabilities.shape
+    assert np.all(np.sum(sets * probabilities, axis=1) >= 0.8 - 1e-6)
+    assert np.all(sets[np.arange(300), probabilities.argmax(axis=1)])
+    with pytest.raises(ValueError, match="coverage must be between 0 and 1, got 90"):
+        estimator.predict_set(TEST_X, 90)
 
 
 # Settings
@@ -833,8 +878,11 @@ def test_counts_of_folds_start_from_their_own_means():
         shell(likelihood="poisson", hidden=()), np.zeros((40, 1)), y, cv=[(small, small), (large, large)]
     )
     for fold, rows in enumerate((small, large)):
-        # Of N(μ, μ) it is √(μ/π), to which Poisson's law tends.
-        assert found["crps"][fold] == pytest.approx(np.sqrt(y[rows].mean() / np.pi), rel=0.4)
+        counts = np.arange(4_000)
+        below = scipy.stats.poisson.cdf(counts, y[rows].mean())
+        exact = np.mean(np.sum((below - (counts >= y[rows, None])) ** 2, axis=1))
+        # A wrong mean, by a fraction of the deviation, is worth its square.
+        assert found["crps"][fold] == pytest.approx(exact, rel=0.1)
         best = -np.mean(scipy.stats.poisson.logpmf(y[rows], y[rows].mean()))
         assert found["negative_log_likelihood"][fold] == pytest.approx(best, abs=0.5)
 

@@ -73,6 +73,12 @@ def require_shape(name: str, array: np.ndarray, other: str, shape: tuple[int, ..
         raise ValueError(f"{name} has shape {array.shape}, but {other} {shape}; {remedy}")
 
 
+def require_coverage(coverage: Any) -> None:
+    """A probability, neither 0 nor 1."""
+    if not 0 < coverage < 1:
+        raise ValueError(f"coverage must be between 0 and 1, got {coverage}; 0.9 is usual.")
+
+
 def targets_of(distribution: Any, targets: Any) -> Shaped[np.ndarray, "..."]:
     """As float64, or as the integers they are where the distribution is discrete."""
     if not isinstance(distribution, Distribution):

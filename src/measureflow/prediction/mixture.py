@@ -14,7 +14,7 @@ from numpyro.distributions.util import validate_sample
 
 from measureflow.core.pytrees import is_concrete, strong
 from measureflow.core.showing import counted
-from measureflow.core.validation import require_positive, require_representable
+from measureflow.core.validation import positive_number, require_positive, require_representable
 from measureflow.networks.rescaling import require_rescalable, rescaled, widened
 from measureflow.prediction.cumulative import class_probabilities
 from measureflow.prediction.quantiles import CLASSES, compiled_tails, mixture_quantile, smallest_tail
@@ -308,6 +308,27 @@ class Mixture(MixtureSameFamily):
         return Mixture(widened(self._component_distribution, mean, numbers)).in_units(self._units)
 
     @property
+    def has_classes(self) -> bool:
+        """Whether what is predicted is a class, of which `probs` has the probabilities."""
+        return isinstance(self._component_distribution, CLASSES)
+
+    def tempered(self, temperature: Any) -> "Mixture":
+        """Classes with every particle's log probabilities divided by a temperature, as a classifier's
+        `spread_` has it (Guo et al., 2017): above 1 less sure, below 1 surer.
+
+        Parameters
+        ----------
+        temperature
+            A number > 0; 1 leaves the law as it is.
+        """
+        divisor = positive_number("temperature", temperature, "1 leaves the law as it is.")
+        component: Any = self._component_distribution
+        if not self.has_classes:
+            raise self._without("temperature", "use widened, for numbers.")
+        logits = jnp.asarray(component.logits) / divisor
+        return Mixture(BernoulliLogits(logits) if self._is_binary else CategoricalLogits(logits))
+
+    @property
     def probs(self) -> Float[Array, "..."]:
         """(1/N) Σᵢ P(Y = c | θᵢ): with an axis of classes for Categorical, P(Y = 1) for Bernoulli."""
         table = self._class_probabilities("probs")
@@ -332,7 +353,7 @@ class Mixture(MixtureSameFamily):
 
     def _class_probabilities(self, what: str) -> Float[Array, "*batch classes"]:
         """P(Y = 0), P(Y = 1), … of the mixture."""
-        if not isinstance(self._component_distribution, CLASSES):
+        if not self.has_classes:
             raise self._without(what, "use variance, or marginals where there are several targets.")
         return jnp.mean(class_probabilities(self._component_distribution), axis=-2)
 

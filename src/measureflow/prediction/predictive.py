@@ -88,7 +88,7 @@ class Predictive(eqx.Module):
         then in the units of y, in float64.
     spread
         A factor for the width of the mixture about its mean, as held-out rows may ask for: a number, or a
-        `Spread`.
+        `Spread`. Of classes, the temperature.
     log
         Whether the network sees log y: then location, scale and spread are of log y, and what is predicted
         is a `LogMixture`, the law of y itself.
@@ -174,7 +174,9 @@ class Predictive(eqx.Module):
             units = Units(self.location, self.scale, fit=self._units_fit)
             require_rescalable(distribution, units.location, units.scale)
             mixture = mixture.in_units(units)
-        mixture = mixture if self.spread is None else mixture.widened(self.spread)
+        if self.spread is not None:
+            of_classes = mixture.has_classes
+            mixture = mixture.tempered(self.spread.factor) if of_classes else mixture.widened(self.spread)
         return LogMixture(mixture) if self.log else mixture
 
 

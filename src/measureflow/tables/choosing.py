@@ -1,8 +1,9 @@
 """What a table decides for itself, by the log predictive density of held-out rows.
 
 The model: which encoding, network and law. The weight of the prior: some tables need the Bayes posterior,
-others are predicted far better by a colder one. And the spread of the predictive law about its mean: the mean
-of an ensemble errs less than its members, whose noise is fitted to their own errors.
+others are predicted far better by a colder one. And the spread of the predictive law about its mean, or the
+temperature of classes: the mean of an ensemble errs less than its members, whose noise is fitted to their own
+errors.
 """
 
 from collections.abc import Mapping
@@ -19,9 +20,11 @@ from measureflow.tables.table import Table
 FEWEST_TO_CHOOSE = 50
 # From this many rows on, one held-out tenth (of at most so many rows) says as much as three folds.
 MANY, MOST_HELD_OUT, FOLDS = 5_000, 5_000, 3
-# (factor, power) for the spread of the predictive law: see `Spread`. The first one changes nothing.
+# (factor, power) for the spread of the predictive law: see `Spread`. The first one changes nothing, and the
+# next have power 1: these alone are for classes, whose temperature is the factor.
 FACTORS, POWERS = np.exp(np.linspace(-1.2, 2.4, 61)), (1.0, 0.5, 0.0)
 SPREADS = np.array([(1.0, 1.0), *((factor, power) for power in POWERS for factor in FACTORS)])
+TEMPERATURES, NO_SPREADS = SPREADS[: 1 + len(FACTORS)], SPREADS[:1]
 NO_SPREAD = (1.0, 1.0)
 # Below this, a prior weight is cold.
 _WARM = 0.3
@@ -105,7 +108,7 @@ def _scored(
     densities: Float[np.ndarray, "s rows"], weights: Float[np.ndarray, " rows"]
 ) -> tuple[float, tuple[float, float]]:
     """The mean log density at the best spread, and that spread."""
-    factors, powers = (SPREADS if len(densities) > 1 else SPREADS[:1]).T
+    factors, powers = SPREADS[: len(densities)].T
     means = np.where(np.isfinite(densities), densities, -np.inf) @ (weights / weights.sum())
     doubts = _BELIEVED / len(weights) * (np.log(factors) ** 2 + (1 - powers) ** 2)
     best = int(np.argmax(means - doubts))

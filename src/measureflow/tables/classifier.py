@@ -1,16 +1,21 @@
 """Classification: tables in, probabilities of classes out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 from sklearn.base import ClassifierMixin
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 
 from measureflow.networks.likelihoods import Categorical
+from measureflow.networks.network import Network
+from measureflow.prediction.arguments import require_coverage
 from measureflow.prediction.predictive import Mixture
+from measureflow.prediction.sets import smallest_sets
 from measureflow.saving.registry import require
+from measureflow.tables.choosing import TEMPERATURES
 from measureflow.tables.ensemble import AbstractEnsemble
 from measureflow.tables.in_files import in_files
 from measureflow.tables.inputs import checked
@@ -24,8 +29,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     """Classification by an ensemble of networks that is a measure: probabilities that know what they do not.
 
     `predict_dist(X).mutual_information()` tells inputs on which the particles disagree. Fits that have not
-    converged are told as in `EnsembleRegressor`. For classes of unequal weight, pass `fit` a `sample_weight`,
-    as of `sklearn.utils.class_weight.compute_sample_weight`.
+    converged are told as in `EnsembleRegressor`.
 
     Parameters
     ----------
@@ -41,6 +45,10 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         choose between none and 16.
     activation : str
         Several may be joined with +: each gets its share of the hidden units.
+    class_weight : dict or "balanced", optional
+        A factor for the weight of a row by its class, for classes that matter more than they are frequent;
+        "balanced" makes all weigh the same. Probabilities are then those of a world in which classes have
+        these weights. None leaves classes as frequent as they are, and probabilities as they should be.
     prior_weight : float, optional
         In multiples of 1/n: 1 is the Bayes posterior, smaller is colder. None chooses it by the predictive
         probability of held-out rows.
@@ -84,7 +92,8 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     prior_weight_ : float
         As given or chosen.
     spread_ : float
-        Always 1.
+        The temperature of the classes, by which held-out rows correct how sure the networks are: above 1 less
+        sure, below 1 surer; 1 where nothing was chosen. `spread_power_` and `typical_deviation_` are 1.
     n_iter_ : int
         The steps that the particles took.
     history_ : History
@@ -110,6 +119,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         hidden: Sequence[int] | None = None,
         encoding: int | None = None,
         activation: str = "relu+tanh",
+        class_weight: dict | str | None = None,
         prior_weight: float | None = None,
         mmd: float = 0.5,
         steps: int | None = None,
@@ -140,6 +150,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
             verbose=verbose,
             mesh=mesh,
         )
+        self.class_weight = class_weight
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class."""
@@ -150,6 +161,18 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         """The probability of every class, in the order of `classes_`."""
         probabilities = self._map(_probabilities, X)
         return probabilities / probabilities.sum(axis=1, keepdims=True)
+
+    def predict_set(self, X: Any, coverage: float = 0.9) -> np.ndarray:
+        """The smallest set of classes that holds the right one with probability `coverage`: a table of True
+        and False, with a row for each of X and a column for each of `classes_`. For sets whose coverage is
+        guaranteed, see `mf.Conformal`."""
+        require_coverage(coverage)
+        return smallest_sets(self.predict_proba(X), float(coverage))
+
+    def _reweighted(self, weights: np.ndarray, y: np.ndarray) -> np.ndarray:
+        if self.class_weight is None:
+            return weights
+        return weights * compute_sample_weight(self.class_weight, y)
 
     def _validated(self, X: Any, y: Any, again: bool) -> tuple[Any, np.ndarray]:
         X, y = checked(self, X, y, again)
@@ -187,8 +210,11 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         sorted_once = one_each and np.array_equal(np.unique(self.classes_), self.classes_)
         require(sorted_once, "classes_ are no sorted classes")
 
-    def _shapes(self, y: np.ndarray) -> tuple[Shape, ...]:
-        return default_shapes(len(y), (None,))
+    def _shapes(self, y: np.ndarray, columns: int) -> tuple[Shape, ...]:
+        return default_shapes(len(y), columns, (None,))
+
+    def _spreads(self, network: Network, likelihood: Callable) -> np.ndarray:
+        return TEMPERATURES
 
     def _units_for(self, likelihood: Any, y: np.ndarray, weights: np.ndarray) -> None:
         return None

@@ -12,6 +12,7 @@ from sklearn.model_selection import check_cv
 from sklearn.utils import check_consistent_length
 
 from measureflow.prediction import metrics
+from measureflow.prediction.arguments import require_coverage
 from measureflow.tables.ensemble import AbstractEnsemble, Prepared
 from measureflow.tables.table import rows_of
 
@@ -39,8 +40,7 @@ def cross_validate(
             f"estimator must be an EnsembleRegressor or EnsembleClassifier, got {type(estimator).__name__}; "
             "for others, pipelines included, use sklearn.model_selection.cross_validate."
         )
-    if not 0 < coverage < 1:
-        raise ValueError(f"coverage must be between 0 and 1, got {coverage}; 0.9 is usual.")
+    require_coverage(coverage)
     X, y = (part if hasattr(part, "shape") else np.asarray(part) for part in (X, y))
     X = X.tocsr() if issparse(X) else X
     check_consistent_length(X, y, sample_weight)

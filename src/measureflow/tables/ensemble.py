@@ -37,7 +37,7 @@ from measureflow.tables.recipe import Recipe, batch_size_for, steps_for
 from measureflow.tables.scaling import standardised
 from measureflow.tables.settings import check_settings, require_resumable, require_unchanged
 from measureflow.tables.table import Table, rows_of
-from measureflow.tables.targets import Head, changes_units
+from measureflow.tables.targets import Head
 from measureflow.tables.training import Ensemble, Ensembles, Trainer
 
 # Of the sum n of all weights, 1/n is the prior's weight: a number in single precision.
@@ -123,8 +123,8 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         """Learn from rows X and targets y. A fit that fails leaves the estimator as it was.
 
         Ctrl-C or SIGTERM in the final training keeps the model as far as it came, with a ConvergenceWarning;
-        before that, while the prior's weight is chosen, there is nothing to keep, and KeyboardInterrupt is
-        raised. A second Ctrl-C stops at once.
+        before that, while model and prior's weight are chosen, there is nothing to keep, and
+        KeyboardInterrupt is raised. A second Ctrl-C stops at once.
 
         Parameters
         ----------
@@ -178,6 +178,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         again = self._goes_on()
         X, y = self._validated(X, y, again)
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        weights = self._reweighted(weights, y)
         if not weights.any():
             raise ValueError("sample_weight is zero for every row; give some rows a weight > 0.")
         with np.errstate(over="ignore"):
@@ -210,12 +211,16 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
     def _validated(self, X: Any, y: Any, again: bool) -> tuple[Any, np.ndarray]:
         """Rows and targets, checked; frames as they are; `again` against what a warm start goes on from."""
 
+    def _reweighted(self, weights: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Weights of rows, by what their targets count for."""
+        return weights
+
     @abc.abstractmethod
     def _set_targets(self, y: np.ndarray, weights: np.ndarray) -> None:
         """Learn what the targets are: their scale, or their classes."""
 
     @abc.abstractmethod
-    def _shapes(self, y: np.ndarray) -> tuple[Shape, ...]:
+    def _shapes(self, y: np.ndarray, columns: int) -> tuple[Shape, ...]:
         """What held-out rows may choose from."""
 
     @abc.abstractmethod
@@ -242,14 +247,18 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         """Location and scale of what the network predicts; None where it has no units."""
         return None, None
 
-    def _has_units(self) -> bool:
-        """Whether targets are standardised, and the spread of the predictive law is chosen."""
-        return changes_units(self.network_, self.likelihood_)
+    @abc.abstractmethod
+    def _spreads(self, network: Network, likelihood: Callable) -> np.ndarray:
+        """The factors and powers among which held-out rows choose the spread of a law."""
+
+    def _sees_logarithms(self) -> bool:
+        """Whether the network predicts log y."""
+        return False
 
     def _models(self, inputs: np.ndarray, y: np.ndarray, weights: np.ndarray) -> "tuple[Model, ...]":
         """Those that held-out rows may choose from, the simplest first."""
         hidden, encoding = require_hidden(self.hidden), require_encoding(self.encoding)
-        shapes = given(self._shapes(y), hidden=hidden, encoding=encoding)
+        shapes = given(self._shapes(y, inputs.shape[1]), hidden=hidden, encoding=encoding)
         bins = {shape.encoding for shape in shapes} - {0}
         encodings = {number: PiecewiseLinear.learn(inputs, number) for number in bins}
         models = []
@@ -282,7 +291,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
             rows, dimension(prior.mean), classes=is_classifier(self), simple=simple
         )
         loss = NegativeLogLikelihood(network, likelihood)
-        return Model(shape, loss, prior, steps, changes_units(network, likelihood), encoding)
+        return Model(shape, loss, prior, steps, self._spreads(network, likelihood), encoding)
 
     def _recipe(self, rows: int) -> Recipe:
         goes_on = self._goes_on() and self.prior_weight is None
@@ -344,16 +353,16 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
     def _predictive(self, location: Any = None, scale: Any = None) -> Predictive:
         particles = jax.tree.map(jnp.asarray, self.particles_)
         spread = None
-        if self._has_units():
+        if len(self._spreads(self.network_, self.likelihood_)) > 1:
             spread = Spread(self.spread_, self.spread_power_, self.typical_deviation_)
-        log = getattr(self, "target_log_", False)
-        return Predictive(self.network_, self.likelihood_, particles, location, scale, spread, log)
+        of_logarithms = self._sees_logarithms()
+        return Predictive(self.network_, self.likelihood_, particles, location, scale, spread, of_logarithms)
 
     def _map(self, function: Callable, X: Any) -> Any:
         """`function` of the predictive mixture of every row, in the units that the network sees."""
         rows = self._rows(X)
         # Of log y, the scale is inside the exponential; its location is a factor outside.
-        unit = (0.0, self._units()[1]) if getattr(self, "target_log_", False) else ()
+        unit = (0.0, self._units()[1]) if self._sees_logarithms() else ()
         values = self._predictive(*unit).map(function, rows)
         return jax.tree.map(lambda value: np.asarray(value, np.float64), values)
 

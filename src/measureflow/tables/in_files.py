@@ -41,6 +41,10 @@ def _described(estimator: Any) -> dict[str, Any]:
     settings["method"] = _method_name(kind.__name__, settings["method"])
     if "likelihood" in settings:
         settings["likelihood"] = _known_likelihood(kind.__name__, settings["likelihood"])
+    if isinstance(settings.get("class_weight"), dict):
+        # Labels need not be texts, as the keys of a file's dictionaries are.
+        pairs = settings["class_weight"].items()
+        settings["class_weight"] = [(np.asarray(label).item(), weight) for label, weight in pairs]
     return {"settings": settings, "fitted": fitted}
 
 
@@ -161,6 +165,8 @@ def in_files(kind: Any) -> Any:
     """Let files hold fitted estimators of this class."""
 
     def build(settings: dict[str, Any], fitted: dict[str, Any]) -> Any:
+        if isinstance(settings.get("class_weight"), list):
+            settings = settings | {"class_weight": dict(settings["class_weight"])}
         estimator = kind(**settings)
         vars(estimator).update(fitted)
         return estimator

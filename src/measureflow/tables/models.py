@@ -10,13 +10,15 @@ from measureflow.core.validation import require_count
 from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.saving.registry import saved
 from measureflow.spaces.measures import Gaussian
+from measureflow.tables.choosing import NO_SPREADS
 from measureflow.tables.encoding import PiecewiseLinear
 from measureflow.tables.table import Table
 
 # From so many rows on, one layer is wider, and several are.
 _MANY_ROWS, _ENOUGH_ROWS = 20_000, 5_000
-# Bins for a column of numbers.
-_BINS = 16
+# Bins for a column of numbers, and how many numbers a table may have with them: one gigabyte, which is in
+# memory a few times while folds are trained.
+_BINS, _MOST_NUMBERS = 16, 250_000_000
 
 
 @saved
@@ -48,17 +50,19 @@ class Shape(NamedTuple):
         return ", ".join(parts)
 
 
-def default_shapes(rows: int, likelihoods: tuple[Any, ...]) -> tuple[Shape, ...]:
+def default_shapes(rows: int, columns: int, likelihoods: tuple[Any, ...]) -> tuple[Shape, ...]:
     """What held-out rows of a table may choose from, the simplest first. `likelihoods` has a plain law, where
-    there is one a law that bends, and where targets look like counts a law of these."""
+    there is one a law that bends, and where targets look like counts a law of these. Bins are left out where
+    the table would not fit into memory with them."""
     plain, bending = likelihoods[0], likelihoods[min(1, len(likelihoods) - 1)]
     wide = (50,) if rows <= _MANY_ROWS else (100,)
     deep = (16,) * 4 if rows < _ENOUGH_ROWS else (32,) * 3
+    bins = _BINS if rows * columns * _BINS <= _MOST_NUMBERS else 0
     shapes = (
         Shape(wide, 0, plain),
-        Shape(wide, _BINS, bending),
+        Shape(wide, bins, bending),
         Shape(deep, 0, bending),
-        *(Shape(wide, _BINS, law) for law in likelihoods[2:]),
+        *(Shape(wide, bins, law) for law in likelihoods[2:]),
     )
     return _each_once(shapes)
 
@@ -89,9 +93,8 @@ class Model(NamedTuple):
         ℓ(θ, batch), which holds network and likelihood, and P.
     steps
         How long its ensembles are trained.
-    calibrate
-        Whether the spread of its predictive law can be chosen: the law must be Normal's, Student's, or a
-        mixture of Normals.
+    spreads
+        The factors and powers that the spread of its predictive law may have.
     encoding
         What makes more numbers of the columns, if anything does.
     units
@@ -107,7 +110,7 @@ class Model(NamedTuple):
     loss: NegativeLogLikelihood
     prior: Gaussian
     steps: int
-    calibrate: bool = True
+    spreads: np.ndarray = NO_SPREADS
     encoding: PiecewiseLinear | None = None
     units: Any = None
     targets: Callable[[np.ndarray], np.ndarray] | None = None

@@ -1,6 +1,7 @@
 """Regression: tables in, distributions of numbers out."""
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,10 +13,14 @@ from jax.sharding import Mesh
 from sklearn.base import RegressorMixin
 from sklearn.utils import Tags
 
+from measureflow.core.showing import counted
 from measureflow.core.validation import positive_number
 from measureflow.networks.likelihoods import AbstractLikelihood
+from measureflow.networks.network import Network
+from measureflow.prediction.arguments import require_coverage
 from measureflow.prediction.predictive import Mixture
 from measureflow.saving.registry import require
+from measureflow.tables.choosing import NO_SPREADS, SPREADS
 from measureflow.tables.ensemble import AbstractEnsemble
 from measureflow.tables.in_files import in_files, require_units
 from measureflow.tables.inputs import checked
@@ -25,6 +30,7 @@ from measureflow.tables.scaling import moments
 from measureflow.tables.targets import (
     Head,
     TargetUnits,
+    changes_units,
     head_for,
     is_of_logarithms,
     law_of,
@@ -190,14 +196,25 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean, and with `return_std` also the predictive standard deviation."""
         if not return_std:
-            return self._in_units(self._map(_mean, X))
+            return self._finite(self._in_units(self._map(_mean, X)))
         mean, deviation = self._map(_mean_and_deviation, X)
-        return self._in_units(mean), self._in_units(deviation, shifted=False)
+        return self._finite(self._in_units(mean)), self._in_units(deviation, shifted=False)
+
+    def _finite(self, mean: np.ndarray) -> np.ndarray:
+        """The same, with a warning where it is infinite."""
+        rows = np.flatnonzero(~np.isfinite(mean))
+        if len(rows):
+            warnings.warn(
+                f"the mean of {counted(len(rows), 'row')} is infinite, of row {rows[0]} first: so far from "
+                "the training rows, a law of log y has no mean that is a number; use predict_interval(X), or "
+                "predict_dist(X).median.",
+                stacklevel=3,
+            )
+        return mean
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
         """The ends of the central interval that holds the target with probability `coverage`."""
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage must be between 0 and 1, got {coverage}; 0.9 is usual.")
+        require_coverage(coverage)
         # Of 1 − coverage, single precision keeps the digits that coverage has lost.
         tail = jnp.asarray((1 - float(coverage)) / 2, jnp.float32)
         low, high = self._map(eqx.Partial(_interval, tail), X)
@@ -228,9 +245,19 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     def _targets(self) -> int:
         return self.target_shape_[0] if self.target_shape_ else 1
 
-    def _shapes(self, y: np.ndarray) -> tuple[Shape, ...]:
+    def _shapes(self, y: np.ndarray, columns: int) -> tuple[Shape, ...]:
         laws = likelihoods_for(y) if self.likelihood is None else (self.likelihood,)
-        return default_shapes(len(y), laws)
+        return default_shapes(len(y), columns, laws)
+
+    def _spreads(self, network: Network, likelihood: Callable) -> np.ndarray:
+        return SPREADS if changes_units(network, likelihood) else NO_SPREADS
+
+    def _sees_logarithms(self) -> bool:
+        return self.target_log_
+
+    def _has_units(self) -> bool:
+        """Whether targets are standardised."""
+        return changes_units(self.network_, self.likelihood_)
 
     def _units_for(self, likelihood: Any, y: np.ndarray, weights: np.ndarray) -> TargetUnits:
         return TargetUnits.of(likelihood, y, weights)
@@ -254,7 +281,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         return y if self._targets() > 1 else y.reshape(len(y))
 
     def _seen(self, model: Model, units: TargetUnits, y: np.ndarray) -> Model:
-        if model.calibrate and not units.log:
+        if changes_units(model.loss.network, model.loss.likelihood) and not units.log:
             return model._replace(units=units, targets=units.standardised)
         # Held-out densities are compared as those of standardised targets.
         scale = moments("y", y, np.ones(len(y)))[1]

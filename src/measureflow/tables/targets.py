@@ -89,8 +89,9 @@ class TargetUnits(NamedTuple):
         log = is_of_logarithms(likelihood)
         if log:
             _require_positive(likelihood, y)
-            # Rounding is of y, and much finer where y is large: there is no one step of log y.
-            return cls(*moments("log y", np.log(y), weights), _SMALLEST_SCALE, log)
+            mean, scale = moments("log y", np.log(y), weights)
+            # A step of y is one of log y that is as much smaller as y is large: here, at the median.
+            return cls(mean, scale, smallest_scale(y, np.median(y) * scale), log)
         mean, scale = moments("y", y, weights)
         return cls(mean, scale, smallest_scale(y, scale))
 
@@ -113,7 +114,7 @@ class Head(NamedTuple):
 
 
 def smallest_scale(y: np.ndarray, scale: np.ndarray) -> float:
-    """Noise below this is not believed, in units of the targets' standard deviation.
+    """Noise below this is not believed, in units of the scale of targets, their standard deviation.
 
     Targets that are rounded to multiples of δ have noise of δ/√(2π) at least: then a Normal of weight w has
     no density above w/δ, which is that of w spread over one step. With less, a narrow Normal at a value that
@@ -216,11 +217,11 @@ def likelihoods_for(y: np.ndarray) -> tuple[str, ...]:
 
 def _gain_of_logarithm(y: np.ndarray) -> float:
     """By how many nats a row a log-normal law is ahead of a Normal one, both fitted to all targets."""
-    logarithms = np.log(y)
-    deviations = np.std(logarithms), np.std(y)
-    if min(deviations) == 0:
+    logarithms, alike = np.log(y), np.ones(len(y))
+    if len(np.unique(y)) < 2:
         return 0.0
-    return float(np.log(deviations[1]) - np.log(deviations[0]) - np.mean(logarithms))
+    (_, of_logarithms), (_, of_numbers) = (moments("y", part, alike) for part in (logarithms, y))
+    return float(np.log(of_numbers) - np.log(of_logarithms) - np.mean(logarithms))
 
 
 def require_support(law: Distribution, y: np.ndarray, likelihood: Any) -> None:

@@ -22,7 +22,6 @@ from measureflow.runs.history import History, Log
 from measureflow.runs.solution import DivergenceError
 from measureflow.tables.choosing import (
     NO_SPREAD,
-    SPREADS,
     Choice,
     Fold,
     Trial,
@@ -194,7 +193,7 @@ class Trainer:
                 f"{signal} at step {trials.step} of {steps} of choosing {what}: nothing was trained yet; "
                 "with hidden, encoding, likelihood and prior_weight there is nothing to choose."
             )
-        spreads = jnp.asarray(SPREADS, jnp.float32) if shared.calibrate else None
+        spreads = jnp.asarray(shared.spreads, jnp.float32) if len(shared.spreads) > 1 else None
         held_out = [self.models[part.table][model].view(part.held_out) for part in parts]
         scored = trials.scored(trials.members(), held_out, spreads)
         return [

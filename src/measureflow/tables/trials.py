@@ -144,15 +144,24 @@ class Plan(eqx.Module):
         return root_mean_square_norm(problem.free_energy(rows).wasserstein_gradient(members))
 
     def log_densities(
-        self, spreads: Float[Array, "s 2"] | None, particles: Particles, inputs: Array, targets: Array
+        self,
+        spreads: Float[Array, "s 2"] | None,
+        particles: Particles,
+        inputs: Array,
+        targets: Array,
+        weights: Float[Array, " rows"],
     ) -> tuple[Float[Array, "s rows"], Float[Array, ""]]:
         """log (1/N) Σᵢ p(y | x, θᵢ) of every row, for every factor and power of the spread, and the typical
-        deviation that these refer to; None is no spread, for any law."""
+        deviation that these refer to; None is no spread, for any law. Factors of classes are temperatures."""
         mixture = Predictive(self.loss.network, self.loss.likelihood, particles)(inputs)
         if spreads is None:
             return mixture.log_prob(targets)[None], jnp.ones(())
+        if mixture.has_classes:
+            return jax.lax.map(lambda s: mixture.tempered(s[0]).log_prob(targets), spreads), jnp.ones(())
         deviations = jnp.sqrt(mixture.variance)
-        typical = jnp.exp(jnp.mean(jnp.log(deviations)))
+        # Rows that fill a shorter table up weigh nothing.
+        shares = (weights / jnp.sum(weights)).reshape(-1, *[1] * (deviations.ndim - 1))
+        typical = jnp.exp(jnp.mean(jnp.sum(shares * jnp.log(deviations), axis=0)))
 
         def density(spread: Float[Array, "2"]) -> Float[Array, " rows"]:
             factors = spread_factors(jnp.log(spread[0]), spread[1], typical, deviations)
@@ -205,11 +214,11 @@ def _observe(
 
 @eqx.filter_jit
 def _log_densities(
-    plan: Plan, spreads: Float[Array, "s 2"] | None, members: Particles, inputs: Array, targets: Array
+    plan: Plan, spreads: Float[Array, "s 2"] | None, members: Particles, data: tuple[Array, Array, Array]
 ) -> tuple[Float[Array, "t c s rows"], Float[Array, "t c"]]:
-    candidates = jax.vmap(eqx.Partial(plan.log_densities, spreads), (0, None, None))
+    candidates = jax.vmap(eqx.Partial(plan.log_densities, spreads), (0, None, None, None))
     # One table after the other: the networks' outputs on all of them might not fit.
-    return jax.lax.map(lambda table: candidates(*table), (members, inputs, targets))
+    return jax.lax.map(lambda table: candidates(*table), (members, *data))
 
 
 class Trials(AbstractRun):
@@ -264,8 +273,7 @@ class Trials(AbstractRun):
         self, members: Particles, tables: list[Table], spreads: Float[Array, "s 2"] | None
     ) -> list[tuple[Float[np.ndarray, "c s rows"], Float[np.ndarray, " c"]]]:
         """`log_densities`, and the typical deviation of each candidate."""
-        inputs, targets, _ = stacked(tables)
-        densities, typical = _log_densities(self.plan, spreads, members, inputs, targets)
+        densities, typical = _log_densities(self.plan, spreads, members, stacked(tables))
         of_tables = zip(
             np.asarray(densities, np.float64), np.asarray(typical, np.float64), tables, strict=True
         )
