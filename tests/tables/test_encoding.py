@@ -113,7 +113,7 @@ def test_targets_that_have_no_logarithm_raise(y):
 
 
 def test_what_is_given_is_not_chosen():
-    shapes = default_shapes(1_000, ("heteroscedastic", "mixture"))
+    shapes = default_shapes(1_000, 8, ("heteroscedastic", "mixture"))
     assert len(shapes) == 3
     (one,) = given(shapes, hidden=(7,), encoding=0, likelihood="student_t")
     assert one == Shape((7,), 0, "student_t")
