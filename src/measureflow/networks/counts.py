@@ -30,7 +30,7 @@ class PrecisePoisson(dist.Poisson):
         small, many = jnp.where(large, 0.0, y), jnp.where(large, y, _LARGE)
         tiny = jnp.finfo(rate.dtype).tiny
         few = small * jnp.log(jnp.maximum(rate, tiny)) - rate - gammaln(small + 1)
-        saddle = -deviance(many - rate, many, rate) - jnp.log(2 * math.pi * many) / 2 - _remainder(many)
+        saddle = -deviance(many - rate, many, rate) - jnp.log(2 * math.pi * many) / 2 - remainder(many)
         return jnp.where(large, saddle, few)
 
 
@@ -46,6 +46,6 @@ def deviance(
     return jnp.where(near, gap * r + 2 * x * r**3 * series, x * jnp.log(x / jnp.maximum(mean, tiny)) - gap)
 
 
-def _remainder(y: Float[Array, "..."]) -> Float[Array, "..."]:
+def remainder(y: Float[Array, "..."]) -> Float[Array, "..."]:
     """δ(y) = log y! − (y + ½) log y + y − ½ log 2π, for large y."""
     return (1 / 12 - (1 / 360 - (1 / 1260 - 1 / (1680 * y**2)) / y**2) / y**2) / y

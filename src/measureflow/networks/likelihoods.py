@@ -11,14 +11,15 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.nn import softplus
+from jax.nn import sigmoid, softplus
 from jaxtyping import Array, Float
 from numpyro.distributions import Distribution, MixtureSameFamily
-from numpyro.distributions.discrete import BernoulliLogits, CategoricalLogits
+from numpyro.distributions.discrete import BernoulliLogits, CategoricalLogits, ZeroInflatedLogits
 
 from measureflow.core.showing import one_line
 from measureflow.core.validation import positive_number, require_count
 from measureflow.networks.counts import PrecisePoisson
+from measureflow.networks.positive import PreciseGamma
 from measureflow.networks.rescaling import rescaled as rescaled
 from measureflow.saving.registry import saved
 
@@ -296,6 +297,84 @@ class NegativeBinomial(AbstractLikelihood):
         return dist.NegativeBinomial2(_mean_count(outputs[..., 0]), concentration)
 
 
+def _smallest_ratio(value: Any) -> Float[Array, ""]:
+    return positive_number(
+        "smallest_ratio", value, "without a floor the density is unbounded; 0.01 is one per cent of the mean."
+    )
+
+
+@saved
+class Gamma(AbstractLikelihood):
+    """Positive numbers with mean μ = exp(o₁) and deviation cμ, c² = exp(−o₂) + ε²: noise in proportion to the
+    mean.
+
+    o₁ and o₂ are clipped to ±20, as in `Poisson`; 1/c² is at least 0.001.
+
+    Parameters
+    ----------
+    targets
+        How many numbers a case has to predict.
+    smallest_ratio
+        ε > 0, the smallest deviation in units of the mean.
+    """
+
+    smallest_ratio: Float[Array, ""] = eqx.field(default=1e-2, kw_only=True, converter=_smallest_ratio)
+
+    @property
+    def outputs_per_target(self) -> int:
+        return 2
+
+    def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
+        concentration = _concentration(outputs[..., 1], self.smallest_ratio) + _MARGIN
+        return PreciseGamma(concentration, concentration / _mean_count(outputs[..., 0]))
+
+
+@saved
+class Beta(AbstractLikelihood):
+    """Shares between 0 and 1, with mean m = 1/(1 + exp(−o₁)) and deviation c √(m(1 − m)/(1 + c²)), where
+    c² = exp(−o₂) + ε²: Beta(m/c² + 0.001, (1 − m)/c² + 0.001).
+
+    Parameters
+    ----------
+    targets
+        How many numbers a case has to predict.
+    smallest_ratio
+        ε > 0, the smallest c.
+    """
+
+    smallest_ratio: Float[Array, ""] = eqx.field(default=2e-2, kw_only=True, converter=_smallest_ratio)
+
+    @property
+    def outputs_per_target(self) -> int:
+        return 2
+
+    def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
+        concentration = _concentration(outputs[..., 1], self.smallest_ratio)
+        high, low = (sigmoid(sign * outputs[..., 0]) * concentration + _MARGIN for sign in (1.0, -1.0))
+        return dist.Beta(high, low)
+
+
+@saved
+class ZeroInflatedNegativeBinomial(AbstractLikelihood):
+    """Counts that are 0 with probability 1/(1 + exp(−o₃)), and else as `NegativeBinomial` has them: for more
+    zeros than a law of counts explains (Lambert, 1992).
+
+    Parameters
+    ----------
+    targets
+        How many numbers a case has to predict.
+    """
+
+    @property
+    def outputs_per_target(self) -> int:
+        return 3
+
+    def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
+        concentration = softplus(outputs[..., 1]) + _MARGIN
+        counts = dist.NegativeBinomial2(_mean_count(outputs[..., 0]), concentration)
+        return ZeroInflatedLogits(counts, outputs[..., 2])
+
+
 def _scale(
     output: Float[Array, "*batch"], smallest: Float[Array, ""], largest: Float[Array, ""] | None = None
 ) -> Float[Array, "*batch"]:
@@ -304,6 +383,11 @@ def _scale(
         bound = largest.astype(output.dtype)
         scale = bound * jnp.tanh(scale / bound)
     return scale + smallest.astype(output.dtype)
+
+
+def _concentration(output: Float[Array, "*batch"], smallest: Float[Array, ""]) -> Float[Array, "*batch"]:
+    """1/c², with c² = exp(−o) + ε²: a network that knows nothing yet is neither very sure nor very unsure."""
+    return 1 / (_mean_count(-output) + jnp.square(smallest.astype(output.dtype)))
 
 
 def _mean_count(output: Float[Array, "*batch"]) -> Float[Array, "*batch"]:

@@ -17,13 +17,23 @@ import jax.numpy as jnp
 from jax.nn import sigmoid, softmax
 from jax.scipy.special import gammainc, gammaincc, gammaln, ndtr, ndtri, xlogy
 from jaxtyping import Array, Float
-from numpyro.distributions import Distribution, MixtureSameFamily, Normal, Poisson, StudentT
+from numpyro.distributions import (
+    Beta,
+    Distribution,
+    ExpandedDistribution,
+    Gamma,
+    MixtureSameFamily,
+    Normal,
+    Poisson,
+    StudentT,
+)
 from numpyro.distributions.conjugate import GammaPoisson
 from numpyro.distributions.discrete import (
     BernoulliLogits,
     BernoulliProbs,
     CategoricalLogits,
     CategoricalProbs,
+    ZeroInflatedProbs,
 )
 
 from measureflow.core.pytrees import strong
@@ -96,6 +106,37 @@ def _negative_binomial(distribution: GammaPoisson, value: Numbers) -> Pair:
     x, y = 1 / (1 + 1 / rate), 1 / (1 + rate)
     below, above = _beta_tails(strong(distribution.concentration), _successes(value) + 1, x, y)
     return jnp.where(value < 0, 0.0, below), jnp.where(value < 0, 1.0, above)
+
+
+@tails.register
+def _gamma(distribution: Gamma, value: Numbers) -> Pair:
+    """P(α, βy) and Q(α, βy)."""
+    scaled = strong(distribution.rate) * jnp.maximum(value, 0.0)
+    return _gamma_tails(strong(distribution.concentration), scaled)
+
+
+@tails.register
+def _beta(distribution: Beta, value: Numbers) -> Pair:
+    """I_y(a, b) and I_{1−y}(b, a)."""
+    a, b = map(strong, (distribution.concentration1, distribution.concentration0))
+    x = jnp.clip(value, 0.0, 1.0)
+    return _beta_tails(a, b, x, 1 - x)
+
+
+@tails.register
+def _zero_inflated(distribution: ZeroInflatedProbs, value: Numbers) -> Pair:
+    """g + (1 − g) P(Y ≤ y) and (1 − g) P(Y > y), with g the probability of a 0 that is no count."""
+    below, above = tails(distribution.base_dist, value)
+    gate = strong(distribution.gate)
+    return jnp.where(value < 0, 0.0, gate + (1 - gate) * below), (1 - gate) * above + jnp.where(
+        value < 0, gate, 0.0
+    )
+
+
+@tails.register
+def _expanded(distribution: ExpandedDistribution, value: Numbers) -> Pair:
+    """Those of the law that is repeated."""
+    return tails(distribution.base_dist, value)
 
 
 @tails.register

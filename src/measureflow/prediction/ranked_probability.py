@@ -4,6 +4,7 @@ Normals, by quadrature for others."""
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import scipy.special
@@ -19,6 +20,7 @@ from numpyro.distributions import (
 
 from measureflow.prediction.cumulative import cumulative
 
+_cumulative = eqx.filter_jit(cumulative)
 # A Gauss–Legendre rule on (0, 1), for CRPS without a closed form.
 _RULE = np.polynomial.legendre.leggauss(64)
 # Counts that are summed over, and those that are looked at in one call.
@@ -137,7 +139,7 @@ def count_crps(distribution: Distribution, targets: np.ndarray) -> np.ndarray:
     counts, total = np.arange(0, last + step, step), np.zeros(targets.shape)
     for some in np.split(counts, range(_AT_ONCE, len(counts), _AT_ONCE)):
         column = some.reshape(-1, *(1,) * targets.ndim)
-        below = as_float64(cumulative(distribution, jnp.asarray(column, jnp.float32)))
+        below = as_float64(_cumulative(distribution, jnp.asarray(column, jnp.float32)))
         total += step * np.sum(np.square(below - (column >= targets)), axis=0)
     return total
 

@@ -52,8 +52,8 @@ class Shape(NamedTuple):
 
 def default_shapes(rows: int, columns: int, likelihoods: tuple[Any, ...]) -> tuple[Shape, ...]:
     """What held-out rows of a table may choose from, the simplest first. `likelihoods` has a plain law, where
-    there is one a law that bends, and where targets look like counts a law of these. Bins are left out where
-    the table would not fit into memory with them."""
+    there is one a law that bends, and where targets look like counts, or shares, a law of these. Bins are
+    left out where the table would not fit into memory with them."""
     plain, bending = likelihoods[0], likelihoods[min(1, len(likelihoods) - 1)]
     wide = (50,) if rows <= _MANY_ROWS else (100,)
     deep = (16,) * 4 if rows < _ENOUGH_ROWS else (32,) * 3

@@ -57,11 +57,13 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     likelihood : str, AbstractLikelihood or tuple, optional
         "heteroscedastic" (one Normal, whose noise depends on the input), "mixture" (five of them: any shape),
         "homoscedastic" or "student_t"; "log_normal" and "log_mixture" for numbers > 0, laws of their
-        logarithm; "poisson" or "negative_binomial" for counts. Or one of `mf.likelihoods`, or a pair of a
+        logarithm; "poisson", "negative_binomial" or "zero_inflated" for counts; "gamma" for numbers > 0 with
+        noise in proportion, "beta" for numbers between 0 and 1. Or one of `mf.likelihoods`, or a pair of a
         function outputs ↦ NumPyro distribution and the number of outputs that it reads. Targets are
         standardised for laws that are Normal, Student's or mixtures of Normals, and left as they are for
         others. None lets held-out rows choose between "heteroscedastic" and "mixture", or "log_mixture"
-        where log y is much nearer to a Normal law than y.
+        where log y is much nearer to a Normal law than y; with "negative_binomial" for what looks like
+        counts, and "beta" for numbers between 0 and 1.
     particles : int
         How many networks.
     hidden : sequence of int, optional

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.distributions import Distribution, Independent, constraints
+from numpyro.distributions import Beta, Distribution, Independent, constraints
 
 from measureflow.core.validation import require_count
 from measureflow.networks import likelihoods
@@ -39,6 +39,9 @@ LIKELIHOODS: dict[str, Any] = {
     "student_t": likelihoods.StudentT,
     "poisson": likelihoods.Poisson,
     "negative_binomial": likelihoods.NegativeBinomial,
+    "zero_inflated": likelihoods.ZeroInflatedNegativeBinomial,
+    "gamma": likelihoods.Gamma,
+    "beta": likelihoods.Beta,
 }
 #: Laws of log y: of the numbers > 0, by the law that the network predicts of their logarithm.
 OF_LOGARITHMS = {"log_normal": "heteroscedastic", "log_mixture": "mixture"}
@@ -54,7 +57,7 @@ _SUPPORTS = (
 
 @saved(check=lambda law: require(law.shift.shape == (law.likelihood.width,), "shift is not of the outputs"))
 class Shifted(eqx.Module):
-    """likelihood(outputs + shift): a network for counts starts from their mean."""
+    """likelihood(outputs + shift): a network for counts, or for other numbers ≥ 0, starts from their mean."""
 
     likelihood: AbstractLikelihood
     shift: jax.Array
@@ -63,6 +66,14 @@ class Shifted(eqx.Module):
         return self.likelihood(outputs + jnp.broadcast_to(self.shift, outputs.shape))
 
 
+# Their first output is the logarithm of a mean, or of its odds: networks start from the mean of all targets.
+_OF_MEANS = (
+    likelihoods.Poisson,
+    likelihoods.NegativeBinomial,
+    likelihoods.ZeroInflatedNegativeBinomial,
+    likelihoods.Gamma,
+    likelihoods.Beta,
+)
 # Whether these change units, which would take a while to find out for every prediction.
 _KNOWN = {
     likelihoods.Heteroscedastic: True,
@@ -167,9 +178,10 @@ def _head(given: AbstractLikelihood, targets: int, mean: Any) -> Head:
             f"likelihood={type(given).__name__}(targets={given.targets}) does not fit y, which has {targets} "
             f"target(s); pass {type(given).__name__}(targets={targets})."
         )
-    if isinstance(given, likelihoods.Poisson | likelihoods.NegativeBinomial):
+    if isinstance(given, _OF_MEANS):
         shift = np.zeros(given.width, np.float32)
-        shift[:targets] = np.log(np.maximum(mean, 1e-6))
+        odds = mean / np.maximum(1 - mean, 1e-6) if isinstance(given, likelihoods.Beta) else mean
+        shift[:targets] = np.log(np.maximum(odds, 1e-6))
         return Head(Shifted(given, jnp.asarray(shift)), given.width)
     constants = given.constants * targets
     return Head(given, given.width - constants, constants)
@@ -206,13 +218,15 @@ def _require_positive(likelihood: Any, y: np.ndarray) -> None:
 
 def likelihoods_for(y: np.ndarray) -> tuple[str, ...]:
     """Laws that held-out rows may choose from: a plain one; one that bends, of log y where that is much
-    nearer to a Normal law than y is; and for counts, where small ones are among them, one of counts."""
+    nearer to a Normal law than y is; for counts, where small ones are among them, one of counts; and one of
+    shares, where all numbers are between 0 and 1."""
     bending = "mixture"
     if y.ndim == 1 and np.all(y > 0) and _gain_of_logarithm(y) > _CLEARLY:
         bending = "log_mixture"
     counts = np.all((y >= 0) & (y == np.floor(y))) and np.quantile(y, 0.05) < _SMALL_COUNT
     counted = counts and len(np.unique(y)) > 2 and y.max() < likelihoods.LARGEST_MEAN
-    return ("heteroscedastic", bending, *(["negative_binomial"] if counted else []))
+    special = ["negative_binomial"] if counted else ["beta"] if np.all((y > 0) & (y < 1)) else []
+    return ("heteroscedastic", bending, *special)
 
 
 def _gain_of_logarithm(y: np.ndarray) -> float:
@@ -232,6 +246,11 @@ def require_support(law: Distribution, y: np.ndarray, likelihood: Any) -> None:
             raise ValueError(
                 f"y must hold {words} for likelihood={likelihood!r}, got {y[bad][0]:g}; use another."
             )
+    if isinstance(_of_one_target(law), Beta) and not np.all((y > 0) & (y < 1)):
+        raise ValueError(
+            f"y must hold numbers between 0 and 1, without the two, for likelihood={likelihood!r}, got "
+            f"{y[~((y > 0) & (y < 1))][0]:g}; use likelihood='mixture'."
+        )
     if _of_one_target(law).support is constraints.nonnegative_integer and y.max() > likelihoods.LARGEST_MEAN:
         raise ValueError(
             f"y holds {y.max():.3g}, but likelihood={likelihood!r} has means up to "
