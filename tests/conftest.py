@@ -1,5 +1,6 @@
 """Shapes and types are checked at run time, and nothing is promoted silently."""
 
+import collections
 import os
 
 # Tests run side by side: one thread each, instead of all of them on all cores.
@@ -28,8 +29,19 @@ LONGEST = ("test_docs.py", "runs/test_devices.py", "tables", "runs", "sampling",
 ALONE = ("test_pages_run", "test_eight_devices", "test_two_processes", "test_sample_on_two", "test_killed")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """A file's tests go to one worker, since they share programs and fixtures; the longest begin first."""
+    """A file's tests go to one worker, since they share programs and fixtures; the longest begin first. Of
+    the cases of a test that is marked `few(n)`, the others are slow."""
+    cases = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("few") is not None:
+            cases[item.path, item.originalname].append(item)
+    for of_test in cases.values():
+        number = of_test[0].get_closest_marker("few").args[0]
+        kept = {round((i + 1) * len(of_test) / number) - 1 for i in range(number)}
+        for index in set(range(len(of_test))) - kept:
+            of_test[index].add_marker(pytest.mark.slow)
 
     def place(item):
         name = item.path.relative_to(Path(__file__).parent).as_posix()

@@ -33,6 +33,7 @@ def standard_normal_problem():
     return mf.Problem(lambda t: 0.5 * jnp.sum(t**2), mf.KL(mf.Flat()))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("time", [0.3, 0.8])
 def test_fisher_rao_has_its_law_at_all_times(time):
     """q₀ = N(0, 4), π = N(0, 1): q_t is Gaussian with precision e^{−t}/4 + 1 − e^{−t}."""
@@ -62,6 +63,7 @@ def test_particles_that_start_right_of_the_barrier_reach_the_mass_left_of_it():
     assert np.asarray(alone < 0).mean() < 0.5
 
 
+@pytest.mark.slow
 def test_the_four_modes_of_figure_3_get_their_masses_from_a_lopsided_start():
     """Two thirds of the particles start at one of four equal modes. Barriers are 19 τ high: none crosses."""
     problem = mf.deep_langevin_ensemble(mf.theory.four_modes_loss, mf.Flat(), kl=0.2)

@@ -57,6 +57,7 @@ def test_the_path_on_an_affine_image_is_the_image_of_the_path(flow):
     )
 
 
+@pytest.mark.slow
 def test_an_ill_conditioned_posterior_is_met_in_few_steps():
     """Condition 10⁶: two hundred steps of size ¼ in the particles' own coordinates."""
     rng, number, n = np.random.default_rng(1), 10, 1_000
@@ -81,6 +82,7 @@ def test_it_freezes():
     assert np.array_equal(factors[1], factors[2])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("n", "number"), [(400, 5), (40, 20), (30, 700)])
 def test_the_root_is_a_root_of_the_covariance(n, number):
     rng = np.random.default_rng(2)

@@ -37,6 +37,7 @@ def noise_times(factor):
     )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("eta", "g"), [(0.05, None), (0.4, None), (0.9, None), (0.4, 0.5), (0.2, 3.0)])
 def test_leimkuhler_matthews_has_the_right_variance_for_every_step_size(eta, g):
     preconditioner = None if g is None else mf.FixedPreconditioner(g)
@@ -110,6 +111,7 @@ def kinetic_variance(scheme, eta, friction, g):
     return g * scipy.linalg.solve_discrete_lyapunov(step, added)[0, 0]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("scheme", ["BAOAB", "OBABO", "UBU"])
 @pytest.mark.parametrize(("eta", "friction", "g"), [(0.2, 1.0, 1.0), (0.9, 0.5, 1.0), (0.5, 2.0, 2.0)])
 def test_kinetic_schemes_have_the_variance_of_their_own_chain(scheme, eta, friction, g):
@@ -154,6 +156,7 @@ def deviations(flow, steps=20):
     return np.array(errors)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", FLOWS)
 @pytest.mark.parametrize("eta", [0.02, 0.15, 0.5])
 def test_metropolis_keeps_the_law_for_any_step_size(name, eta):
@@ -199,6 +202,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "mistake"), MISTAKES)
 def test_the_metropolis_test_has_power(name, mistake, monkeypatch):
     mistake(monkeypatch)

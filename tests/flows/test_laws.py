@@ -19,21 +19,25 @@ SNAPSHOT_MUTANTS = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("problem", [dle(), drle()], ids=["DLE", "DRLE"])
 def test_a_snapshot_is_as_close_to_the_minimiser_as_independent_draws(problem):
     assert snapshot(problem, exact(problem), 2_000, seed=0).holds
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("statement", "mistake"), SNAPSHOT_MUTANTS)
 def test_a_snapshot_of_a_wrong_flow_is_not(statement, mistake):
     assert not snapshot(mutant(statement(), **mistake), exact(statement()), 2_000, seed=0).holds
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("problem", [dle(), drle()], ids=["DLE", "DRLE"])
 def test_time_averages_are_those_of_the_minimiser(problem):
     assert time_average(problem, seed=1, time=300).holds(exact(problem))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "mistake",
     [

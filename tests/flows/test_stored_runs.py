@@ -23,6 +23,7 @@ def test_the_four_ensembles_give_the_particles_they_gave(found):
             np.testing.assert_allclose(found[name], stored[name], rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_other_physics_would_be_noticed(found):
     """The runs differ by method far more than rounding does."""
     for kind in ("toy", "network"):

@@ -141,6 +141,7 @@ def test_all_routes_are_one_function(name, networks):
     assert sum(leaf.size for leaf in jax.tree.leaves(slope)) == 20 + 30 + 12
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ROUTES)
 def test_particles_are_draws_of_the_initialiser(name, networks):
     network = networks[name]
@@ -403,6 +404,7 @@ REPULSIONS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", REPULSIONS)
 def test_repulsion_is_the_gradient_of_the_double_sum(name):
     """N ∂/∂θᵢ of 1/N Σ ℓ(θᵢ) + w(1/N² ΣΣ κ(f(θᵢ), f(θⱼ)) − 2/N Σ μ(f(θᵢ))), by autodiff of plain formulas."""

@@ -205,6 +205,7 @@ def test_on_a_gpu_products_are_as_precise_as_on_a_cpu():
             assert np.max(np.abs(found - exact)) < 6e-6 * np.sqrt(length)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("n", "stages", "most"),
     [

@@ -59,11 +59,13 @@ def assert_unbiased(kernel, particles, way):
     assert error > 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["SE", "Matern-1.5", "sum", "pull-back"])
 def test_random_features_are_right_on_average(name):
     assert_unbiased(FEATURES[name], draw(SMALL, N), mf.RandomFeatures(8))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "size"),
     [("SE", 2), ("sum", 4), ("pull-back and radial", 4), ("not radial", 2), ("not radial", 4)],

@@ -17,6 +17,7 @@ def law(rows, scale=1.0):
     return Mixture(dist.Normal(jnp.zeros((rows, 2)), scale * jnp.ones((rows, 2))))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("rows", "coverage", "wrong"), [(9, 0.9, 0.3), (19, 0.8, 3.0), (50, 0.9, 0.5)])
 def test_coverage_is_exact_for_a_wrong_model(rows, coverage, wrong):
     """A law that is far too narrow or too wide: a new row is inside with probability k/(n + 1), exactly."""

@@ -77,6 +77,7 @@ def log_density(law, y):
     return law.logpdf(y) if hasattr(law.dist, "logpdf") else law.logpmf(y)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", LAWS)
 def test_density_cdf_and_moments(name):
     component, law, points = LAWS[name]
@@ -133,6 +134,7 @@ HARD = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", HARD)
 def test_cdf_in_float32(name):
     """Within 10⁻⁴ for all parameters; NumPyro's own F is not (the last assertion)."""
@@ -235,6 +237,7 @@ def test_interval():
 # One particle, and any order of them
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", LAWS)
 def test_a_mixture_of_one_is_its_component(name):
     component, _, points = LAWS[name]

@@ -35,6 +35,7 @@ LAWS = {
 UNITS = [(1.7e9, 60.0), (-1e12, 1.0), (0.0, 1e200), (3e-200, 1e-200), (5.0, 2.0)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "location", "scale"),
     [
@@ -78,6 +79,7 @@ def test_samples_in_units_are_draws_of_the_law():
     assert_within(mean, np.float64(LOC).mean(axis=1) * 60, error)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", LAWS)
 def test_units_of_each_target(name):
     location, scale = np.array([1.7e9, -3.0, 0.0]), np.array([60.0, 1.0, 1e100])
@@ -289,6 +291,7 @@ BOUNDED = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", BOUNDED)
 def test_quantiles_stay_in_the_support(name):
     """The 0.95-quantile of Beta(2, 1) was 1.69: NumPyro's F is NaN beyond 1."""
@@ -349,6 +352,7 @@ def test_inputs_that_do_not_fit_are_refused():
 # Metrics
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", LAWS)
 @pytest.mark.parametrize(("location", "scale"), UNITS)
 def test_scores_are_those_of_standardised_targets_in_units(name, location, scale):

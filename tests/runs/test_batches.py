@@ -438,6 +438,7 @@ def test_arrays_on_a_disk_give_the_same_result_to_the_bit(mapped, in_memory, mon
     assert_identical(fit(mapped), in_memory)
 
 
+@pytest.mark.slow
 def test_a_run_in_parts_goes_on_with_the_rows_on_the_disk(mapped, tmp_path, in_memory):
     half = fit(mapped, 71)
     np.testing.assert_array_equal(fit(mapped, 79, half.state).measure.particles, in_memory.measure.particles)
@@ -587,6 +588,7 @@ print(solve(big) - before, len(np.array(big)), peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_data_may_be_larger_than_memory(tmp_path):
     """320 MB on the disk, in a file of holes."""

@@ -191,6 +191,7 @@ KINDS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_was_cut_off_resumes_by_itself_to_the_bit(kind, tmp_path, capsys):
     run = functools.partial(solve, *KINDS[kind]())
@@ -591,6 +592,7 @@ def streamed():
 UNCOMPARED = pytest.mark.filterwarnings("ignore:the run in .* is resumed as the same one")
 
 
+@pytest.mark.few(2)
 @UNCOMPARED
 @pytest.mark.parametrize("kind", [Plain, InDictionary, InBytes, NotInJSON, Loader])
 def test_an_iterator_is_taken_up_where_it_was(kind, tmp_path, streamed):
@@ -1206,6 +1208,7 @@ def test_a_run_moves_between_numbers_of_devices(tmp_path, straight):
     assert json.loads((tmp_path / "parts.json").read_text()) == fingerprint(**tricky())
 
 
+@pytest.mark.slow
 def test_killed_runs_end_as_if_nobody_had_killed_them(monkeypatch):
     path = Path(__file__).parents[2] / "benchmarks" / "torture.py"
     spec = importlib.util.spec_from_file_location("torture", path)

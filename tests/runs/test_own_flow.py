@@ -120,6 +120,7 @@ def test_noise_is_new_at_every_step():
     assert abs(variance / expected - 1) < 4 * np.sqrt(2 / n)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("every", [1, 3, 7])
 @pytest.mark.parametrize("record_every", [1, 4, 100])
 def test_draws_do_not_depend_on_how_calls_are_cut(every, record_every, monkeypatch):

@@ -87,6 +87,7 @@ def test_a_run_of_less_than_no_steps_is_refused():
         mf.run(problem, flow, flow.init(problem, START), DATA, KEY, -3)
 
 
+@pytest.mark.few(3)
 @pytest.mark.standard_promotion
 @pytest.mark.parametrize(
     ("name", "batch_size"),
@@ -264,6 +265,7 @@ def test_history_says_what_happened():
         _ = history.losss
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("g", [None, 4.0])
 def test_batch_noise_is_the_heat_that_batches_add(g):
     """For ℓ = ½(θ − x)² the batch gradient has variance S/b (1 − b/n): known exactly."""

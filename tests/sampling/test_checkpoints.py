@@ -70,6 +70,7 @@ def steps_in(folder):
     return sorted(int(path.name.split("-")[0]) for path in folder.glob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_tempering_keeps_every_particle(straight):
     """They were cut to a multiple of eight."""
     found, _ = straight

@@ -63,6 +63,7 @@ def bent_ridge(theta):
     return 0.5 * theta[0] ** 2 + 2.0 * (theta[1] - theta[0] ** 2) ** 2
 
 
+@pytest.mark.slow
 def test_a_bent_ridge_is_followed_to_its_ends():
     problem = mf.Problem(bent_ridge, mf.KL(mf.Flat()))
     with warnings.catch_warnings():
@@ -117,6 +118,7 @@ def test_arviz_gets_chains(result):
     assert float(arviz.ess(found)["x"].min()) > 0.5 * result.effective_draws["x"].min()
 
 
+@pytest.mark.slow
 def test_arviz_gets_what_is_made_of_the_draws(result):
     pytest.importorskip("arviz")
     made = {"length": jnp.linalg.norm(result.draws["x"], axis=-1), "twice": 2 * result.draws["x"]}
@@ -173,6 +175,7 @@ def mixture(distance, number):
     return mf.Problem(potential, mf.KL(mf.Flat()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("distance", "number"),
     [

@@ -1156,6 +1156,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", BOMBS)
 def test_what_a_file_asks_for_is_in_proportion_to_its_size(name, path):
     """Memory is within 60 times the file, as JSON takes to be read, and a little; time within seconds."""
@@ -1198,6 +1199,7 @@ def contents(tmp_path_factory):
         return contents, fuzz_files.loaded_and_saved(contents, folder / "loaded", folder)
 
 
+@pytest.mark.few(8)
 @pytest.mark.standard_promotion
 @pytest.mark.parametrize("change", range(len(fuzz_files.CHANGES)))
 def test_changed_files_are_refused_or_sound(change, contents, path, tmp_path_factory):

@@ -91,6 +91,7 @@ def kernel_of_rows(features, profile, x, y):
     return profile(difference.sum(axis=1))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", CLOSED)
 def test_embedding_against_monte_carlo(name):
     kernel, how, features, profile = CLOSED[name]
@@ -134,6 +135,7 @@ def nonlinear(theta):
     return jnp.tanh(theta["matrix"] @ theta["vector"][:2])
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", [*RADIAL, "pull-back", "pull-back and radial"])
 def test_embedding_of_atoms_is_their_mean(name):
     atoms, points = draw(SMALL, 300, seed=1), draw(SMALL, 4)

@@ -41,6 +41,7 @@ def test_gaussian_density_and_entropy(name):
     assert measure.has_full_support
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", GAUSSIANS)
 def test_gaussian_samples(name):
     measure, covariance = GAUSSIANS[name]

@@ -40,6 +40,7 @@ def of_coordinate(root, j):
     return root[j] / np.linalg.norm(root[j])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("number", "n", "condition"), [(1, 60, 1.0), (5, 300, 1e6), (50, 500, 1e4), (30, 20, 10.0)]
 )
@@ -49,6 +50,7 @@ def test_exact_draws_pass(number, n, condition):
     assert all(found), [str(certificate) for certificate in found]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("number", "n", "condition"), [(5, 500, 1e6), (50, 1_000, 1e6)])
 @pytest.mark.parametrize(
     "wrong", [{"shift": 0.35}, {"stretch": 1.25}, {"stretch": 0.8}], ids=["mean", "wide", "narrow"]
@@ -96,6 +98,7 @@ def rejected(n, number, repetitions):
     return count
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("n", "number"), [(8, 1), (50, 10), (200, 5)])
 def test_the_level_is_kept(n, number):
     """Of 400 ensembles, one in a thousand: more than 4 happen once in ten thousand times."""

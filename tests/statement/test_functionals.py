@@ -104,6 +104,7 @@ def test_moment():
 # ---- The identity: first variations and Wasserstein gradients, against differences of values. ----
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", FUNCTIONALS)
 def test_first_variation_is_the_derivative_along_mixtures(name):
     """d/dε G((1 − ε)Q + εδ(θᵢ)) at 0 is δG/δQ(θᵢ) − ∫ δG/δQ dQ."""
@@ -121,6 +122,7 @@ def test_first_variation_is_the_derivative_along_mixtures(name):
     assert np.ptp(centred) > 1e-3, "the test sees something"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", FUNCTIONALS)
 def test_wasserstein_gradient_is_that_of_the_value(name):
     """(1/wᵢ) ∂G/∂θᵢ with equal weights, and the same through the fast path and through the rest."""
@@ -156,6 +158,7 @@ def test_functionals_add_and_are_weighted():
     assert_close(problem.wasserstein_gradient(X, batch), gradient, 5e-5)
 
 
+@pytest.mark.slow
 def test_a_network_is_scored_by_its_likelihood():
     """The Bayes posterior and the predictively oriented one differ by one word; case weights count in
     both."""
@@ -327,6 +330,7 @@ class Halved(mf.AbstractFunctional):
         return FreeEnergy(energy.potential, 0.5 * energy.interaction)
 
 
+@pytest.mark.slow
 def test_without_temperature_the_gap_closes():
     y = jnp.asarray(np.random.default_rng(1).normal(0, 1.5, 40))
     score = mf.LogScore(lambda theta, batch: dist.Normal(theta[0], 1.0).log_prob(batch))
@@ -453,6 +457,7 @@ def test_batches_of_cases_are_unbiased(name):
     assert_close((halves[0] + halves[1]) / 2, problem.wasserstein_gradient(X, CASES), 5e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["log score", "CRPS", "moment"])
 def test_runs_continue_exactly_and_side_by_side(name):
     functional, cases = FUNCTIONALS[name]

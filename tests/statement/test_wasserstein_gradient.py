@@ -89,6 +89,7 @@ def energy(terms, weight, particles, atoms):
     return total
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("name", "shapes"),
     [

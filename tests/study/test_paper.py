@@ -38,6 +38,7 @@ def reproduce(tmp_path, monkeypatch):
     eqx.clear_caches()
 
 
+@pytest.mark.few(1)
 @pytest.mark.standard_promotion
 @pytest.mark.parametrize(
     "name",
@@ -100,6 +101,7 @@ MUTANTS = {
 QUICK_MUTANTS = ("repulsion off",)
 
 
+@pytest.mark.slow
 @pytest.mark.standard_promotion
 @pytest.mark.parametrize(
     "mutant",

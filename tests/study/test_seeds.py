@@ -74,6 +74,7 @@ def test_no_step_is_taken_twice_or_left_out():
     assert Together(count, jnp.asarray(0)).to(0) == 0
 
 
+@pytest.mark.slow
 def test_the_splits_of_a_table_are_trained_as_one_call_would():
     rng = np.random.default_rng(0)
     data = tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 250, 3), (2, 250)))

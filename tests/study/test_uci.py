@@ -304,6 +304,7 @@ def test_a_set_that_is_missing_says_where_it_was_looked_for(folder, tmp_path):
     assert "wine-quality-red" in missing.output.replace("\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     datasets.FOLDER not in os.environ, reason=f"{datasets.FOLDER} names no folder of UCI sets"
 )

@@ -67,29 +67,19 @@ NO_BITS = dict.fromkeys(
     "batches and single precision: weights and repeated rows are equal in law, not to the bit; "
     "test_a_row_of_weight_k_is_k_rows is in its place.",
 )
-# What these ask about is in the base class of both estimators: the classifier is asked in `make verify`.
-ASKED_OF_THE_REGRESSOR = (
-    "check_dont_overwrite_parameters",
-    "check_estimators_overwrite_params",
-    "check_fit2d_1feature",
-    "check_fit_check_is_fitted",
-    "check_n_features_in_after_fitting",
-    "check_pipeline_consistency",
-    "check_positive_only_tag_during_fit",
-    "check_sample_weights_pandas_series",
-    "check_sample_weights_shape",
-)
 
 
-def rules_for(estimator, later=()):
-    """scikit-learn's checks, of which those named `later` and those that may fail are slow tests."""
+def rules_for(estimator, of_classes=False):
+    """scikit-learn's checks, of which those that may fail are slow tests. So are, for the classifier, all
+    that are not about classes: they ask about what is in the base class of both estimators."""
     every = parametrize_with_checks([estimator], expected_failed_checks=lambda _: NO_BITS)
     names, checks = every.args
     marked = []
     for one in checks:
         values, marks = (one.values, list(one.marks)) if hasattr(one, "marks") else (one, [])
         check = getattr(values[1], "func", values[1])
-        slow = [pytest.mark.slow] * (check.__name__ in (*later, *NO_BITS))
+        later = check.__name__ in NO_BITS or (of_classes and "class" not in check.__name__)
+        slow = [pytest.mark.slow] if later else []
         marked.append(pytest.param(*values, marks=[*marks, *slow]))
     return pytest.mark.parametrize(names, marked, **every.kwargs)
 
@@ -101,7 +91,7 @@ def test_the_regressor_keeps_to_the_rules(estimator, check):
 
 
 @pytest.mark.xdist_group("classifier's checks")
-@rules_for(EnsembleClassifier(**SHELL), later=ASKED_OF_THE_REGRESSOR)
+@rules_for(EnsembleClassifier(**SHELL), of_classes=True)
 def test_the_classifier_keeps_to_the_rules(estimator, check):
     check(estimator)
 
@@ -209,6 +199,7 @@ def test_what_is_predicted_for_a_row_does_not_depend_on_the_others(fitted):
     assert np.all(np.concatenate([fitted.predict(TEST_X[:1]), fitted.predict(TEST_X[1:])]) == whole)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_learn(method):
     estimator = regressor(method=method).fit(X, Y)
@@ -370,6 +361,7 @@ def test_few_rows(rows):
     assert np.max(np.abs(estimator.predict(X[:rows]) - Y[:rows])) < 0.5
 
 
+@pytest.mark.slow
 def test_many_columns():
     rng = np.random.default_rng(0)
     wide = rng.normal(size=(20, 10_000))
@@ -477,6 +469,7 @@ def test_student_tails_resist_outliers():
     assert np.mean(errors["homoscedastic"]) > 0.8
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("likelihood", ["poisson", "negative_binomial"])
 def test_counts(likelihood):
     group = np.repeat([0.0, 1.0], 20)

@@ -546,6 +546,7 @@ def test_sparse_matrices_are_their_arrays(monkeypatch):
 # Cross-validation
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("library", [pd.DataFrame, pl.DataFrame])
 def test_frames_are_cross_validated(library):
     """Levels are those of the training rows: the second split never saw "late"."""

@@ -157,6 +157,7 @@ def test_unknown_methods_are_told_the_known():
 # Likelihoods
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_an_object_is_as_good_as_its_name(name):
     # A name has the smallest scale of its targets: 0.001, but for counts, which have none.

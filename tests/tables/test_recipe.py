@@ -104,6 +104,7 @@ def widened(noise, rows, rng, deviations=1.0):
     return scipy.stats.norm.logpdf(noise * rng.normal(size=rows), scale=scales)[None]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("least", "most"), [(0.4, 1.0), (1.0, 2.5)])
 def test_the_spread_is_that_of_the_data(least, most):
     """With δ = log(f/noise), n rows lose about δ² each: the estimate of log f has a standard error of

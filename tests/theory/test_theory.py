@@ -49,6 +49,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 @pytest.mark.parametrize("mmd", [0.5, 20.0])
 def test_drle_solves_the_normalised_fixed_point(kernel, mmd):
