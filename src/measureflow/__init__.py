@@ -21,6 +21,7 @@ from measureflow.flows.preconditioners import (
     FixedPreconditioner,
     RMSPreconditioner,
 )
+from measureflow.flows.stein import SteinFlow
 from measureflow.flows.wasserstein import ParticleState, WassersteinFlow
 from measureflow.networks import likelihoods
 from measureflow.networks.likelihoods import AbstractLikelihood
@@ -54,6 +55,7 @@ from measureflow.sampling.sample import sample
 from measureflow.saving.container import FileFormatError
 from measureflow.saving.documents import load, save
 from measureflow.saving.registry import saved_later
+from measureflow.spaces.bandwidths import MedianBandwidth
 from measureflow.spaces.embeddings import NoClosedFormError, kernel_mean_embedding
 from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import (
@@ -138,6 +140,7 @@ __all__ = [
     "Matern",
     "MeanFieldGaussian",
     "MeanSquaredError",
+    "MedianBandwidth",
     "Method",
     "Mixture",
     "Moment",
@@ -163,6 +166,7 @@ __all__ = [
     "Spread",
     "SquaredExponential",
     "SquaredMMD",
+    "SteinFlow",
     "Uniform",
     "WassersteinFlow",
     "Whiten",

@@ -1,7 +1,5 @@
 """Wasserstein gradient flow of a free energy, realised by interacting particles."""
 
-import functools
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -16,19 +14,26 @@ from measureflow.core.pytrees import (
     add,
     dimension,
     split_in_half,
-    strong,
     subtract,
     total,
 )
 from measureflow.core.showing import one_line
 from measureflow.core.validation import positive_number, require_particles, require_positive
+from measureflow.flows.arguments import (
+    StepSize,
+    require_alone,
+    require_interactions,
+    require_mover,
+    require_preconditioner,
+    step_size_at,
+    step_size_or_schedule,
+)
 from measureflow.flows.drifts import drift, pairs_key
 from measureflow.flows.flow import (
     AbstractFlow,
-    finite_particles,
+    finite_state,
     in_files,
     optimiser_step,
-    require_optimiser,
 )
 from measureflow.flows.integrators import (
     AbstractIntegrator,
@@ -81,12 +86,6 @@ class ParticleState(eqx.Module):
         return one_line(self)
 
 
-def _step_size(value: Any) -> Any:
-    if value is None or callable(value):
-        return value
-    return positive_number("step_size", value, "1e-3 is a start.")
-
-
 def _momentum(value: Any) -> Float[Array, ""] | None:
     if value is None:
         return None
@@ -126,9 +125,7 @@ class WassersteinFlow(AbstractFlow):
         two gradients a step. History records the `acceptance`, best near 0.57.
     """
 
-    step_size: Float[Array, ""] | Callable[[Int[Array, ""]], Any] | None = eqx.field(
-        converter=_step_size, default=None
-    )
+    step_size: StepSize = eqx.field(converter=step_size_or_schedule, default=None)
     preconditioner: AbstractPreconditioner | None = None
     optimiser: optax.GradientTransformation | None = None
     momentum: Float[Array, ""] | None = eqx.field(converter=_momentum, default=None)
@@ -138,32 +135,13 @@ class WassersteinFlow(AbstractFlow):
     remedy: ClassVar[str] = "a smaller step_size, or a schedule that starts smaller"
 
     def __check_init__(self) -> None:
-        if (self.step_size is None) == (self.optimiser is None):
-            raise ValueError(
-                f"give WassersteinFlow either step_size or optimiser, got step_size={self.step_size} and "
-                f"optimiser={self.optimiser}; an Optax optimiser brings its own learning rate."
-            )
-        if self.optimiser is not None:
-            require_optimiser(self.optimiser)
-        if self.preconditioner is not None and not isinstance(self.preconditioner, AbstractPreconditioner):
-            raise TypeError(
-                f"preconditioner must be a preconditioner, got {self.preconditioner!r}; for a constant one "
-                "pass mf.FixedPreconditioner(scale)."
-            )
-        if not isinstance(self.interactions, AbstractInteractions):
-            raise TypeError(
-                f"interactions must say how pairs are summed, got {self.interactions!r}; pass "
-                "mf.ExactInteractions(), mf.RandomBatches(size) or mf.RandomFeatures(count)."
-            )
+        require_mover(self)
+        require_preconditioner(self.preconditioner)
+        require_interactions(self.interactions)
         if self.momentum is not None:
             require_positive("1 − momentum", 1 - self.momentum, "0.9 averages over 10 steps.")
         self._check_integrator()
-        for name in ("preconditioner", "momentum", "integrator"):
-            if getattr(self, name) is not None and self.optimiser is not None:
-                raise ValueError(
-                    f"give WassersteinFlow either {name} or optimiser, got {getattr(self, name)} and "
-                    f"{self.optimiser}; an Optax optimiser brings its own."
-                )
+        require_alone(self, "preconditioner", "momentum", "integrator")
 
     def _check_integrator(self) -> None:
         if self.integrator is not None and not isinstance(self.integrator, AbstractIntegrator):
@@ -281,19 +259,13 @@ class WassersteinFlow(AbstractFlow):
 
     def step_size_at(self, step: Int[Array, ""]) -> Float[Array, ""]:
         """η of this step."""
-        assert self.step_size is not None
-        return strong(self.step_size(step)) if callable(self.step_size) else self.step_size
+        return step_size_at(self.step_size, step)
 
     def measure(self, state: ParticleState) -> Empirical:
         return Empirical(state.particles)
 
     def finite(self, state: ParticleState) -> Bool[Array, " n"]:
-        finite = finite_particles(state.particles)
-        if self.preconditioner is None:
-            return finite
-        # One that has overflowed is 0 for ever: all particles would stand still, and be finite.
-        known = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.memory)]
-        return functools.reduce(jnp.logical_and, known, finite)
+        return finite_state(state.particles, None if self.preconditioner is None else state.memory)
 
     def on(self, mesh: Mesh) -> "WassersteinFlow":
         if not isinstance(self.interactions, ExactInteractions):
