@@ -6,6 +6,15 @@ from typing import TYPE_CHECKING, Any
 from measureflow import theory
 from measureflow.flows.birth_death import BirthDeath
 from measureflow.flows.ensembles import EnsemblePreconditioner
+from measureflow.flows.entropies import (
+    AbstractEntropy,
+    AbstractScore,
+    Blob,
+    KernelDensity,
+    Noise,
+    SpectralSteinGradientEstimator,
+    SteinGradientEstimator,
+)
 from measureflow.flows.flow import AbstractFlow
 from measureflow.flows.integrators import EulerMaruyama, LeimkuhlerMatthews
 from measureflow.flows.kinetic import KineticFlow, KineticState
@@ -96,6 +105,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "KL",
+    "AbstractEntropy",
     "AbstractFamily",
     "AbstractFlow",
     "AbstractFunctional",
@@ -106,7 +116,9 @@ __all__ = [
     "AbstractPreconditioner",
     "AbstractRadialKernel",
     "AbstractRegulariser",
+    "AbstractScore",
     "BirthDeath",
+    "Blob",
     "Candidate",
     "Certificate",
     "Checkpoint",
@@ -131,6 +143,7 @@ __all__ = [
     "History",
     "Interrupted",
     "InverseMultiquadric",
+    "KernelDensity",
     "KernelScore",
     "KineticFlow",
     "KineticState",
@@ -147,6 +160,7 @@ __all__ = [
     "NegativeLogLikelihood",
     "Network",
     "NoClosedFormError",
+    "Noise",
     "NotStationaryWarning",
     "NumpyroModel",
     "ParametricFlow",
@@ -163,10 +177,12 @@ __all__ = [
     "Sample",
     "SamplingWarning",
     "Solution",
+    "SpectralSteinGradientEstimator",
     "Spread",
     "SquaredExponential",
     "SquaredMMD",
     "SteinFlow",
+    "SteinGradientEstimator",
     "Uniform",
     "WassersteinFlow",
     "Whiten",
