@@ -61,6 +61,7 @@ from measureflow.runs.solution import (
 from measureflow.runs.solve import solve
 from measureflow.sampling.result import Sample, SamplingWarning
 from measureflow.sampling.sample import sample
+from measureflow.sampling.thinning import thin
 from measureflow.saving.container import FileFormatError
 from measureflow.saving.documents import load, save
 from measureflow.saving.registry import saved_later
@@ -204,6 +205,7 @@ __all__ = [
     "save",
     "solve",
     "theory",
+    "thin",
     "through",
 ]
 
