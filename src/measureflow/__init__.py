@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from measureflow import theory
 from measureflow.flows.birth_death import BirthDeath
+from measureflow.flows.bures_wasserstein import BuresWassersteinFlow, GaussianState
 from measureflow.flows.ensembles import EnsemblePreconditioner
 from measureflow.flows.entropies import (
     AbstractEntropy,
@@ -120,6 +121,7 @@ __all__ = [
     "AbstractScore",
     "BirthDeath",
     "Blob",
+    "BuresWassersteinFlow",
     "Candidate",
     "Certificate",
     "Checkpoint",
@@ -141,6 +143,7 @@ __all__ = [
     "FromDistribution",
     "FullRankGaussian",
     "Gaussian",
+    "GaussianState",
     "History",
     "Interrupted",
     "InverseMultiquadric",
