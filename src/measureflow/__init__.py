@@ -85,6 +85,7 @@ from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.functionals import AbstractFunctional, ExpectedLoss
 from measureflow.statement.moments import Moment
 from measureflow.statement.numpyro_models import NumpyroModel, from_numpyro
+from measureflow.statement.orders import AlphaDivergence, Renyi
 from measureflow.statement.problem import (
     Problem,
     deep_ensemble,
@@ -119,6 +120,7 @@ __all__ = [
     "AbstractRadialKernel",
     "AbstractRegulariser",
     "AbstractScore",
+    "AlphaDivergence",
     "BirthDeath",
     "Blob",
     "BuresWassersteinFlow",
@@ -176,6 +178,7 @@ __all__ = [
     "RandomBatches",
     "RandomFeatures",
     "RankedProbabilityScore",
+    "Renyi",
     "Restart",
     "RunError",
     "Sample",

@@ -83,10 +83,12 @@ def test_interactions_and_nonlinear_functionals_have_their_curvature():
     np.testing.assert_allclose(end.scale, 1.0, atol=0.05)
 
 
-def test_starts_from_particles():
+def test_starts_from_particles_and_is_kept_in_files(tmp_path):
     particles = gaussian(B, STAR).sample(key(1), 50)
     flow = mf.BuresWassersteinFlow(0.1)
-    measure = flow.measure(flow.init(PROBLEM, particles))
+    mf.save(flow.init(PROBLEM, particles), tmp_path / "state.safetensors")
+    state = mf.load(tmp_path / "state.safetensors")
+    measure = flow.measure(flow.resume(PROBLEM, state))
     rows = np.column_stack([particles["x"][:, 0], particles["y"]])
     np.testing.assert_allclose(measure.covariance(), np.cov(rows.T, bias=True), rtol=1e-4)
 
