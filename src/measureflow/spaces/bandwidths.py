@@ -28,7 +28,7 @@ class MedianBandwidth(eqx.Module):
         σ² = median over pairs of ‖θᵢ − θⱼ‖² / (2 log N),
 
     so that, were all distances the median, Σⱼ κ(θᵢ, θⱼ) of a squared exponential kernel would be about 2: as
-    much from all others as from itself. Of more than 256 particles it is the median of some 256.
+    much from all others as from itself. Of more than 256 particles, 128 to 256 of them are asked.
 
     Parameters
     ----------
