@@ -286,13 +286,22 @@ def test_schedules_and_other_kernels_of_the_same_kind_are_the_same_program():
 
 # ---- The median. ----
 
+MEDIAN = jit(median_of_pairs)
 
-@pytest.mark.parametrize("n", [2, 3, 40])
-def test_the_median_is_found_without_sorting(n):
+
+@pytest.mark.parametrize("n", [2, 3, 40, 41])
+@pytest.mark.parametrize("kind", ["apart", "coincident", "on a lattice", "far"])
+def test_the_median_is_found_without_sorting(n, kind):
     points = np.random.default_rng(n).normal(size=(n, 3)).astype(np.float32)
+    if kind == "coincident":
+        points[n // 3 :] = points[0]
+    if kind == "on a lattice":
+        points = np.round(points)
+    if kind == "far":
+        points[-1] = 1e12
     squares = distances(points, points).astype(np.float32)
     expected = np.median(squares[np.triu_indices(n, 1)])
-    np.testing.assert_allclose(jit(median_of_pairs)(jnp.asarray(squares)), expected, rtol=1e-6)
+    np.testing.assert_allclose(MEDIAN(jnp.asarray(squares)), expected, rtol=1e-6)
 
 
 def test_the_bandwidth_of_few_of_many_and_of_collapsed_particles():

@@ -47,17 +47,20 @@ def _radial(
     """Φf + 2τ(rowsum(φ′)ᵢ θᵢ − (φ′θ′)ᵢ), since ∇₁κ(θ′ⱼ, θᵢ) = −2φ′ᵢⱼ(θᵢ − θ′ⱼ)."""
     distances = near_squared_distances(rows, others)
     values = kernel.profile(distances)
-    attraction = jax.tree.map(lambda leaf: _mixed(values, leaf), forces)
     if temperature is None:
-        return attraction
+        return jax.tree.map(lambda leaf: _mixed(values, leaf), forces)
     slopes = 2 * temperature.astype(distances.dtype) * kernel.slope(distances)
     row_sums = jnp.sum(slopes, axis=1)
+    if rows is others:
+        # The matrix of pairs does the subtraction, and particles are read once.
+        weights = jnp.concatenate([values, jnp.diag(row_sums) - slopes], axis=1)
+        return jax.tree.map(lambda f, x: _mixed(weights, jnp.concatenate([f, x])), forces, others)
 
-    def on_leaf(pulled: Array, row: Array, leaf: Array) -> Array:
+    def on_leaf(force: Array, row: Array, leaf: Array) -> Array:
         own = row_sums.reshape(-1, *[1] * (row.ndim - 1)) * row
-        return pulled + own.astype(row.dtype) - _mixed(slopes, leaf)
+        return _mixed(values, force) + own.astype(row.dtype) - _mixed(slopes, leaf)
 
-    return jax.tree.map(on_leaf, attraction, rows, others)
+    return jax.tree.map(on_leaf, forces, rows, others)
 
 
 def _mixed(weights: Float[Array, "n m"], leaf: Float[Array, "m ..."]) -> Float[Array, "n ..."]:

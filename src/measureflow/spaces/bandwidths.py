@@ -10,7 +10,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from measureflow.core.medians import median_of_pairs
-from measureflow.core.pytrees import Parameters, Particles, particle_count, squared_distances
+from measureflow.core.pytrees import (
+    Parameters,
+    Particles,
+    from_first,
+    near_squared_distances,
+    particle_count,
+)
 from measureflow.core.showing import shown
 from measureflow.spaces.kernels import AbstractKernel, SquaredExponential
 
@@ -60,14 +66,16 @@ class MedianBandwidth(eqx.Module):
     def at(self, particles: Particles) -> AbstractKernel:
         """The kernel of this step."""
         n = particle_count(particles)
-        some = jax.tree.map(lambda leaf: leaf[:: -(-n // _MOST)], particles)
+        some = particles if n <= _MOST else jax.tree.map(lambda leaf: leaf[:: -(-n // _MOST)], particles)
         some = some if self.features is None else jax.vmap(self.features)(some)
         kernel = self.kernel(jnp.ones(()) if n == 1 else _lengthscale(some, n))
         return kernel if self.features is None else kernel.on(self.features)
 
 
 def _lengthscale(some: Particles, n: int) -> Float[Array, ""]:
-    median = median_of_pairs(jax.lax.stop_gradient(squared_distances(some, some)))
+    # As sums over pairs have them, so that of few particles they are computed once.
+    some = from_first(some)
+    median = median_of_pairs(jax.lax.stop_gradient(near_squared_distances(some, some)))
     # Collapsed particles have no scale of their own.
     return jnp.sqrt(jnp.where(median > 0, median, 1.0) / (2 * math.log(n)))
 
