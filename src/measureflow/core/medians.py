@@ -11,8 +11,8 @@ def median_of_pairs(matrix: Float[Array, "n n"]) -> Float[Array, ""]:
     """The median over i < j of a symmetric matrix whose entries are ≥ 0 and whose diagonal is 0, n ≥ 2.
 
     Of the n² entries sorted, the diagonal comes first and every pair stands twice. The one in the middle is
-    found by some ten counts of what lies below a guess; sorting took 16 times as long for n = 100, 40 times for
-    n = 150.
+    found by some ten counts of what lies below a guess; sorting took 16 times as long for n = 100, and 40
+    times for n = 150.
     """
     n = matrix.shape[0]
     pairs = n * (n - 1) // 2
