@@ -64,6 +64,15 @@ MORE = {
     "optimiser": (PROBLEMS["DRE"], mf.WassersteinFlow(optimiser=optax.adam(1e-2)), 16),
     "random batches": (PROBLEMS["DRLE"], mf.WassersteinFlow(1e-2, interactions=mf.RandomBatches(4)), 16),
     "random features": (PROBLEMS["DRLE"], mf.WassersteinFlow(1e-2, interactions=mf.RandomFeatures(5)), 16),
+    "Stein": (PROBLEMS["DRLE"], mf.SteinFlow(KERNEL, 1e-2), 16),
+    "Stein, median": (PROBLEMS["DLE"], mf.SteinFlow(mf.MedianBandwidth(), optimiser=optax.adam(1e-2)), 16),
+    "density": (PROBLEMS["DRLE"], mf.WassersteinFlow(1e-2, entropy=mf.KernelDensity(KERNEL)), 16),
+    "blob": (PROBLEMS["DLE"], mf.WassersteinFlow(1e-2, entropy=mf.Blob(mf.MedianBandwidth())), 16),
+    "spectral": (
+        PROBLEMS["DLE"],
+        mf.WassersteinFlow(1e-2, entropy=mf.SpectralSteinGradientEstimator(KERNEL)),
+        16,
+    ),
     "any kernel": (
         mf.Problem(loss, 0.1 * mf.SquaredMMD(EMPIRICAL, Product() + KERNEL.on(mf.Whiten(PRIOR)))),
         ADAPTIVE,

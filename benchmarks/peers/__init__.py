@@ -4,7 +4,7 @@ A peer that cannot be imported is left out, with a word. Before it is timed, eac
 compared with that of the target: all do the same work.
 """
 
-from benchmarks.peers import kernel_sum, langevin, stein, tabular_fit
+from benchmarks.peers import kernel_sum, langevin, stein, svgd, tabular_fit
 from benchmarks.timing import Job
 
 
@@ -13,6 +13,7 @@ def jobs(*, quick: bool = False) -> list[Job]:
     return [
         *langevin.jobs(quick=quick),
         *stein.jobs(quick=quick),
+        *svgd.jobs(quick=quick),
         *tabular_fit.jobs(quick=quick),
         *kernel_sum.jobs(quick=quick),
     ]

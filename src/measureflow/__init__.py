@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 from measureflow import theory
 from measureflow.flows.birth_death import BirthDeath
+from measureflow.flows.bures_wasserstein import BuresWassersteinFlow, GaussianState
 from measureflow.flows.ensembles import EnsemblePreconditioner
+from measureflow.flows.entropies import (
+    AbstractEntropy,
+    AbstractScore,
+    Blob,
+    KernelDensity,
+    Noise,
+    SpectralSteinGradientEstimator,
+    SteinGradientEstimator,
+)
 from measureflow.flows.flow import AbstractFlow
 from measureflow.flows.integrators import EulerMaruyama, LeimkuhlerMatthews
 from measureflow.flows.kinetic import KineticFlow, KineticState
@@ -21,6 +31,7 @@ from measureflow.flows.preconditioners import (
     FixedPreconditioner,
     RMSPreconditioner,
 )
+from measureflow.flows.stein import SteinFlow
 from measureflow.flows.wasserstein import ParticleState, WassersteinFlow
 from measureflow.networks import likelihoods
 from measureflow.networks.likelihoods import AbstractLikelihood
@@ -51,9 +62,11 @@ from measureflow.runs.solution import (
 from measureflow.runs.solve import solve
 from measureflow.sampling.result import Sample, SamplingWarning
 from measureflow.sampling.sample import sample
+from measureflow.sampling.thinning import thin
 from measureflow.saving.container import FileFormatError
 from measureflow.saving.documents import load, save
 from measureflow.saving.registry import saved_later
+from measureflow.spaces.bandwidths import MedianBandwidth
 from measureflow.spaces.embeddings import NoClosedFormError, kernel_mean_embedding
 from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.kernels import (
@@ -72,6 +85,7 @@ from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.functionals import AbstractFunctional, ExpectedLoss
 from measureflow.statement.moments import Moment
 from measureflow.statement.numpyro_models import NumpyroModel, from_numpyro
+from measureflow.statement.orders import AlphaDivergence, Renyi
 from measureflow.statement.problem import (
     Problem,
     deep_ensemble,
@@ -94,6 +108,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "KL",
+    "AbstractEntropy",
     "AbstractFamily",
     "AbstractFlow",
     "AbstractFunctional",
@@ -104,7 +119,11 @@ __all__ = [
     "AbstractPreconditioner",
     "AbstractRadialKernel",
     "AbstractRegulariser",
+    "AbstractScore",
+    "AlphaDivergence",
     "BirthDeath",
+    "Blob",
+    "BuresWassersteinFlow",
     "Candidate",
     "Certificate",
     "Checkpoint",
@@ -126,9 +145,11 @@ __all__ = [
     "FromDistribution",
     "FullRankGaussian",
     "Gaussian",
+    "GaussianState",
     "History",
     "Interrupted",
     "InverseMultiquadric",
+    "KernelDensity",
     "KernelScore",
     "KineticFlow",
     "KineticState",
@@ -138,12 +159,14 @@ __all__ = [
     "Matern",
     "MeanFieldGaussian",
     "MeanSquaredError",
+    "MedianBandwidth",
     "Method",
     "Mixture",
     "Moment",
     "NegativeLogLikelihood",
     "Network",
     "NoClosedFormError",
+    "Noise",
     "NotStationaryWarning",
     "NumpyroModel",
     "ParametricFlow",
@@ -155,14 +178,18 @@ __all__ = [
     "RandomBatches",
     "RandomFeatures",
     "RankedProbabilityScore",
+    "Renyi",
     "Restart",
     "RunError",
     "Sample",
     "SamplingWarning",
     "Solution",
+    "SpectralSteinGradientEstimator",
     "Spread",
     "SquaredExponential",
     "SquaredMMD",
+    "SteinFlow",
+    "SteinGradientEstimator",
     "Uniform",
     "WassersteinFlow",
     "Whiten",
@@ -184,6 +211,7 @@ __all__ = [
     "save",
     "solve",
     "theory",
+    "thin",
     "through",
 ]
 

@@ -122,6 +122,13 @@ def finite_particles(particles: Particles) -> Bool[Array, " n"]:
     return functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(leaf), axis=1) for leaf in leaves])
 
 
+def finite_state(particles: Particles, memory: PyTree) -> Bool[Array, " n"]:
+    """Which particles are finite numbers; none where what a preconditioner remembers is not: one that has
+    overflowed is 0 for ever, and all particles would stand still, and be finite."""
+    known = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(memory)]
+    return functools.reduce(jnp.logical_and, known, finite_particles(particles))
+
+
 def particle_leaves(flow: AbstractFlow, problem: Problem, state: Any) -> tuple[bool, ...]:
     """Which leaves of a state have a row for every particle: those that grow where there is a particle more.
     They are cut over a mesh, and go with a particle that is restarted."""

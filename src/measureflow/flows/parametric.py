@@ -67,6 +67,18 @@ class FullRankGaussian(AbstractFamily):
         return Gaussian(mean, jnp.linalg.cholesky(covariance))
 
 
+def moment_matched(family: AbstractFamily, particles: Particles) -> Gaussian:
+    """The Gaussian of the family with the moments of the particles."""
+    try:
+        return family.moment_matched(Empirical(particles))
+    except ValueError:
+        raise ValueError(
+            f"initial holds {particle_count(particles)} particles whose moments do not define a "
+            f"Gaussian of the family {type(family).__name__}: some direction has no spread; pass "
+            "more particles, or a Gaussian."
+        ) from None
+
+
 @in_files
 class ParametricState(eqx.Module):
     """The state of a `ParametricFlow`.
@@ -122,7 +134,8 @@ class ParametricFlow(AbstractFlow):
 
     def init(self, problem: Problem, initial: Any) -> ParametricState:
         if not isinstance(initial, Gaussian):
-            initial = self._moment_matched(require_particles("initial", initial, problem.template()))
+            particles = require_particles("initial", initial, problem.template())
+            initial = moment_matched(self.family, particles)
         require_particles("initial", jax.tree.map(lambda leaf: leaf[None], initial.mean), problem.template())
         parameters = self.family.parameters(initial)
         return ParametricState(parameters, jnp.zeros((), jnp.int32), self.optimiser.init(parameters))
@@ -130,16 +143,6 @@ class ParametricFlow(AbstractFlow):
     def finite(self, state: ParametricState) -> Bool[Array, "1"]:
         leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.parameters)]
         return jnp.all(jnp.stack(leaves))[None]
-
-    def _moment_matched(self, particles: Particles) -> Gaussian:
-        try:
-            return self.family.moment_matched(Empirical(particles))
-        except ValueError:
-            raise ValueError(
-                f"initial holds {particle_count(particles)} particles whose moments do not define a "
-                f"Gaussian of the family {type(self.family).__name__}: some direction has no spread; pass "
-                "more particles, or a Gaussian."
-            ) from None
 
     def objective_parts(
         self, parameters: PyTree, problem: Problem, batch: PyTree, key: Key[Array, ""]

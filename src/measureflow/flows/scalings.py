@@ -24,6 +24,10 @@ class AbstractScaling(eqx.Module):
     def root_transposed(self, vectors: Particles) -> Particles:
         """Lᵀ x."""
 
+    @abc.abstractmethod
+    def root_inverse(self, vectors: Particles) -> Particles:
+        """L⁻¹ x."""
+
     def times(self, vectors: Particles) -> Particles:
         """g x = L Lᵀ x."""
         return self.root(self.root_transposed(vectors))
@@ -36,6 +40,9 @@ class Identity(AbstractScaling):
         return vectors
 
     def root_transposed(self, vectors: Particles) -> Particles:
+        return vectors
+
+    def root_inverse(self, vectors: Particles) -> Particles:
         return vectors
 
 
@@ -56,6 +63,9 @@ class Diagonal(AbstractScaling):
     def root_transposed(self, vectors: Particles) -> Particles:
         return self.root(vectors)
 
+    def root_inverse(self, vectors: Particles) -> Particles:
+        return jax.tree.map(lambda g, x: x / jnp.sqrt(g), self.like(vectors), vectors)
+
     def times(self, vectors: Particles) -> Particles:
         return jax.tree.map(jnp.multiply, self.like(vectors), vectors)
 
@@ -70,6 +80,9 @@ class Dense(AbstractScaling):
 
     def root_transposed(self, vectors: Particles) -> Particles:
         return _by_rows(lambda x: jnp.matmul(x, self.factor, precision=_EXACT), vectors)
+
+    def root_inverse(self, vectors: Particles) -> Particles:
+        return _by_rows(lambda x: jnp.linalg.solve(self.factor, x.T).T, vectors)
 
 
 class LowRank(AbstractScaling):
@@ -86,9 +99,13 @@ class LowRank(AbstractScaling):
     def root_transposed(self, vectors: Particles) -> Particles:
         return _by_rows(lambda x: self._stretched(self.deviations[None] * x), vectors)
 
-    def _stretched(self, rows: Float[Array, "n J"]) -> Float[Array, "n J"]:
+    def root_inverse(self, vectors: Particles) -> Particles:
+        return _by_rows(lambda x: self._stretched(x / self.deviations[None], -0.5), vectors)
+
+    def _stretched(self, rows: Float[Array, "n J"], power: float = 0.5) -> Float[Array, "n J"]:
+        """(I + U diag(s) Uᵀ)^power x."""
         parts = jnp.matmul(rows, self.directions, precision=_EXACT)
-        stretch = (jnp.sqrt(1 + self.excess) - 1)[None]
+        stretch = ((1 + self.excess) ** power - 1)[None]
         return rows + jnp.matmul(stretch * parts, self.directions.T, precision=_EXACT)
 
 

@@ -1,7 +1,5 @@
 """Wasserstein gradient flow of a free energy, realised by interacting particles."""
 
-import functools
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -15,20 +13,30 @@ from measureflow.core.pytrees import (
     Particles,
     add,
     dimension,
+    root_mean_square_norm,
+    scale,
     split_in_half,
-    strong,
     subtract,
     total,
 )
 from measureflow.core.showing import one_line
 from measureflow.core.validation import positive_number, require_particles, require_positive
+from measureflow.flows.arguments import (
+    StepSize,
+    require_alone,
+    require_interactions,
+    require_mover,
+    require_preconditioner,
+    step_size_at,
+    step_size_or_schedule,
+)
 from measureflow.flows.drifts import drift, pairs_key
+from measureflow.flows.entropies import AbstractEntropy, AbstractScore, Noise, require_entropy
 from measureflow.flows.flow import (
     AbstractFlow,
-    finite_particles,
+    finite_state,
     in_files,
     optimiser_step,
-    require_optimiser,
 )
 from measureflow.flows.integrators import (
     AbstractIntegrator,
@@ -81,12 +89,6 @@ class ParticleState(eqx.Module):
         return one_line(self)
 
 
-def _step_size(value: Any) -> Any:
-    if value is None or callable(value):
-        return value
-    return positive_number("step_size", value, "1e-3 is a start.")
-
-
 def _momentum(value: Any) -> Float[Array, ""] | None:
     if value is None:
         return None
@@ -108,7 +110,7 @@ class WassersteinFlow(AbstractFlow):
         g, which scales drift and noise alike; 1 by default. `EnsemblePreconditioner` is the particles' own
         covariance.
     optimiser
-        Where τ = 0, any Optax optimiser may take the steps instead, for each particle on its own.
+        Where there is no noise, any Optax optimiser may take the steps instead, for each particle on its own.
     momentum
         β: the running mean m ← βm + (1 − β)u of the moves, divided by 1 − βᵗ, takes the move's place.
         Drift and noise go through the same mean, which is kinetic Langevin dynamics with steps of length
@@ -124,46 +126,31 @@ class WassersteinFlow(AbstractFlow):
         Whether the step is a proposal that is accepted or rejected (MALA): then the law is exp(−V/τ) for
         *any* step size. For τ > 0, without interaction, without a nonlinear functional and without batches;
         two gradients a step. History records the `acceptance`, best near 0.57.
+    entropy
+        `Noise()`; or, in its place, an estimate of −τ∇log q from the particles themselves:
+        `KernelDensity(kernel)`, `Blob(kernel)`, `SteinGradientEstimator(kernel)` or
+        `SpectralSteinGradientEstimator(kernel)`. Then nothing is random, and optimisers are allowed at τ > 0.
     """
 
-    step_size: Float[Array, ""] | Callable[[Int[Array, ""]], Any] | None = eqx.field(
-        converter=_step_size, default=None
-    )
+    step_size: StepSize = eqx.field(converter=step_size_or_schedule, default=None)
     preconditioner: AbstractPreconditioner | None = None
     optimiser: optax.GradientTransformation | None = None
     momentum: Float[Array, ""] | None = eqx.field(converter=_momentum, default=None)
     interactions: AbstractInteractions = ExactInteractions()
     integrator: AbstractIntegrator | None = None
     metropolis: bool = eqx.field(static=True, default=False)
+    entropy: AbstractEntropy = Noise()
     remedy: ClassVar[str] = "a smaller step_size, or a schedule that starts smaller"
 
     def __check_init__(self) -> None:
-        if (self.step_size is None) == (self.optimiser is None):
-            raise ValueError(
-                f"give WassersteinFlow either step_size or optimiser, got step_size={self.step_size} and "
-                f"optimiser={self.optimiser}; an Optax optimiser brings its own learning rate."
-            )
-        if self.optimiser is not None:
-            require_optimiser(self.optimiser)
-        if self.preconditioner is not None and not isinstance(self.preconditioner, AbstractPreconditioner):
-            raise TypeError(
-                f"preconditioner must be a preconditioner, got {self.preconditioner!r}; for a constant one "
-                "pass mf.FixedPreconditioner(scale)."
-            )
-        if not isinstance(self.interactions, AbstractInteractions):
-            raise TypeError(
-                f"interactions must say how pairs are summed, got {self.interactions!r}; pass "
-                "mf.ExactInteractions(), mf.RandomBatches(size) or mf.RandomFeatures(count)."
-            )
+        require_mover(self)
+        require_preconditioner(self.preconditioner)
+        require_interactions(self.interactions)
         if self.momentum is not None:
             require_positive("1 − momentum", 1 - self.momentum, "0.9 averages over 10 steps.")
         self._check_integrator()
-        for name in ("preconditioner", "momentum", "integrator"):
-            if getattr(self, name) is not None and self.optimiser is not None:
-                raise ValueError(
-                    f"give WassersteinFlow either {name} or optimiser, got {getattr(self, name)} and "
-                    f"{self.optimiser}; an Optax optimiser brings its own."
-                )
+        require_entropy(self)
+        require_alone(self, "preconditioner", "momentum", "integrator")
 
     def _check_integrator(self) -> None:
         if self.integrator is not None and not isinstance(self.integrator, AbstractIntegrator):
@@ -208,11 +195,12 @@ class WassersteinFlow(AbstractFlow):
 
     def _require_no_temperature(self, problem: Problem) -> None:
         temperature = problem.temperature()
-        if temperature is not None:
+        if temperature is not None and isinstance(self.entropy, Noise):
             raise ValueError(
                 f"optimiser was given for a problem with temperature τ = {temperature}: noise through an "
                 "optimiser is not Langevin, and its law is not q*; use step_size=, with "
-                "preconditioner=mf.RMSPreconditioner(adapt_steps) for adaptive steps, or leave KL out."
+                "preconditioner=mf.RMSPreconditioner(adapt_steps) for adaptive steps, or a flow without "
+                "noise, entropy=mf.KernelDensity(kernel) or mf.SteinFlow(kernel, ...), or leave KL out."
             )
 
     def _require_potential(self, problem: Problem, batch: PyTree = None) -> tuple:
@@ -233,15 +221,16 @@ class WassersteinFlow(AbstractFlow):
             particles, memory = jax.vmap(move)(gradient, state.memory, state.particles)
             return ParticleState(particles, state.step + 1, memory)
         memory, scaling = self._scaling_after(state, gradient)
+        noise = energy.temperature if isinstance(self.entropy, Noise) else None
         if self.metropolis:
             proposal = self._proposal(problem, state, batch, scaling, step_key)
             moves = accepted(proposal.acceptance, step_key)
             return ParticleState(where(moves, proposal.particles, state.particles), state.step + 1, memory)
         if self.momentum is None:
-            particles = self._moved(state, state.particles, gradient, energy.temperature, scaling, key)
+            particles = self._moved(state, state.particles, gradient, noise, scaling, key)
             return ParticleState(particles, state.step + 1, memory)
         origin = jax.tree.map(jnp.zeros_like, state.particles)
-        move = self._moved(state, origin, gradient, energy.temperature, scaling, key)
+        move = self._moved(state, origin, gradient, noise, scaling, key)
         drift, mean = _running_mean(self.momentum, state.drift, move, state.step)
         return ParticleState(add(state.particles, mean), state.step + 1, memory, drift)
 
@@ -277,23 +266,20 @@ class WassersteinFlow(AbstractFlow):
         )
 
     def _gradient(self, energy: FreeEnergy, particles: Particles, step_key: Key[Array, ""]) -> Particles:
-        return drift(energy, particles, self.interactions, step_key)
+        found = drift(energy, particles, self.interactions, step_key)
+        if energy.temperature is None or not isinstance(self.entropy, AbstractScore):
+            return found
+        return add(found, scale(energy.temperature, self.entropy.score(particles, self.interactions)))
 
     def step_size_at(self, step: Int[Array, ""]) -> Float[Array, ""]:
         """η of this step."""
-        assert self.step_size is not None
-        return strong(self.step_size(step)) if callable(self.step_size) else self.step_size
+        return step_size_at(self.step_size, step)
 
     def measure(self, state: ParticleState) -> Empirical:
         return Empirical(state.particles)
 
     def finite(self, state: ParticleState) -> Bool[Array, " n"]:
-        finite = finite_particles(state.particles)
-        if self.preconditioner is None:
-            return finite
-        # One that has overflowed is 0 for ever: all particles would stand still, and be finite.
-        known = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state.memory)]
-        return functools.reduce(jnp.logical_and, known, finite)
+        return finite_state(state.particles, None if self.preconditioner is None else state.memory)
 
     def on(self, mesh: Mesh) -> "WassersteinFlow":
         if not isinstance(self.interactions, ExactInteractions):
@@ -315,9 +301,12 @@ class WassersteinFlow(AbstractFlow):
         sampled_share: float,
     ) -> dict[str, Float[Array, ""]]:
         """Energies and forces as `observed` has them; and relative to τ, by how much batches heat the chain,
-        where that is defined."""
+        where that is defined. Without noise, `velocity` is the size of all that is descended."""
         step_key = jax.random.fold_in(key, state.step)
         found = observed(problem, state.particles, batch, self.interactions, pairs_key(step_key))
+        if isinstance(self.entropy, AbstractScore):
+            gradient = self._gradient(problem.free_energy(batch), state.particles, step_key)
+            found["velocity"] = root_mean_square_norm(gradient)
         if self.metropolis:
             found["acceptance"] = self._acceptance(problem, state, batch, key)
         if self.step_size is None or problem.temperature() is None:

@@ -6,7 +6,8 @@ particles, or random features of the kernel.
 
 import abc
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
@@ -25,8 +26,11 @@ from measureflow.core.pytrees import (
     scale,
 )
 from measureflow.core.validation import require_count
-from measureflow.numerics.pair_sums import own_gradient_sum, value_sum, well_conditioned
+from measureflow.numerics.pair_sums import in_tiles, own_gradient_sum, value_sum, well_conditioned
 from measureflow.spaces.kernels import AbstractKernel, AbstractRadialKernel, KernelCombination, PullBack
+
+#: Σⱼ h(θᵢ, θ′ⱼ) for every row i of a tile: a function of rows θ and others θ′.
+TileSum: TypeAlias = Callable[[Any, Any], PyTree]
 
 
 class AbstractInteractions(eqx.Module):
@@ -44,6 +48,25 @@ class AbstractInteractions(eqx.Module):
         self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None
     ) -> Float[Array, ""]:
         """(1/N²) Σᵢⱼ κ(θᵢ, θⱼ), the diagonal included, or an unbiased estimate."""
+
+    def mean_over_pairs(
+        self, summed: TileSum, particles: Particles, key: Key[Array, ""] | None = None
+    ) -> PyTree[Float[Array, "n ..."]]:
+        """(1/N) Σⱼ h(θᵢ, θⱼ) for every i and any h, or an unbiased estimate that `key` makes.
+
+        Parameters
+        ----------
+        summed
+            Σⱼ h(θᵢ, θ′ⱼ) for every i, a function of the rows θ and the others θ′ of a tile of pairs.
+        particles
+            θ, or any pytree with a row for each particle, such as particles and their forces.
+        key
+            For estimates.
+        """
+        raise TypeError(
+            f"interactions={self} cannot sum any function of pairs; use mf.ExactInteractions(), or "
+            "mf.RandomBatches(size)."
+        )
 
     def gradient(
         self, kernel: AbstractKernel, particles: Particles, key: Key[Array, ""] | None = None
@@ -91,6 +114,12 @@ class ExactInteractions(AbstractInteractions):
         conditioned = well_conditioned(kernel, particles)
         return jnp.mean(value_sum(kernel, conditioned, conditioned)) / particle_count(particles)
 
+    def mean_over_pairs(
+        self, summed: TileSum, particles: Particles, key: Key[Array, ""] | None = None
+    ) -> PyTree[Float[Array, "n ..."]]:
+        found = in_tiles(summed, particles, particles)
+        return jax.tree.map(lambda leaf: leaf / particle_count(particles), found)
+
 
 def _batch_size(value: Any) -> int:
     return require_count("RandomBatches size", value, 2, "particles of a batch interact with each other.")
@@ -136,6 +165,19 @@ class RandomBatches(AbstractInteractions):
         within = jnp.mean(jax.vmap(lambda batch: EXACT.simple_mean(kernel, batch))(batches))
         own = jnp.mean(jax.vmap(lambda theta: kernel(theta, theta))(particles))
         return (n - 1) / n * (p * within - own) / (p - 1) + own / n
+
+    def mean_over_pairs(
+        self, summed: TileSum, particles: Particles, key: Key[Array, ""] | None = None
+    ) -> PyTree[Float[Array, "n ..."]]:
+        n, p = particle_count(particles), self.size
+        order = self._order(n, key)
+        found = jax.vmap(lambda batch: summed(batch, batch))(self._dealt(particles, order))
+        found = jax.tree.map(lambda leaf: leaf.reshape(n, *leaf.shape[2:]), found)
+        found = jax.tree.map(lambda leaf: jnp.zeros_like(leaf).at[order].set(leaf), found)
+        alone = jax.tree.map(lambda leaf: leaf[:, None], particles)
+        own = jax.tree.map(lambda leaf: leaf[:, 0], jax.vmap(lambda one: summed(one, one))(alone))
+        share = (n - 1) / n / (p - 1)
+        return jax.tree.map(lambda all_, self_: share * (all_ - self_) + self_ / n, found, own)
 
     def _order(self, n: int, key: Key[Array, ""] | None) -> Int[Array, " n"]:
         if n % self.size:

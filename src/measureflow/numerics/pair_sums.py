@@ -72,11 +72,11 @@ def _own_gradients(kernel: AbstractKernel, particles: Particles) -> Particles:
 
 
 def _tiled_gradients(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Particles:
-    return _in_tiles(eqx.Partial(_gradients, kernel), rows, others)
+    return in_tiles(eqx.Partial(_gradients, kernel), rows, others)
 
 
 def _tiled_values(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Float[Array, " n"]:
-    return _in_tiles(eqx.Partial(_values, kernel), rows, others)
+    return in_tiles(eqx.Partial(_values, kernel), rows, others)
 
 
 def _gradients(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Particles:
@@ -119,7 +119,7 @@ def _values(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> 
     return jnp.sum(values(rows), axis=1)
 
 
-def _in_tiles(
+def in_tiles(
     summed: Callable[[Particles, OtherParticles], PyTree], rows: Particles, others: OtherParticles
 ) -> PyTree:
     """`summed`(rows, others), a tile of rows and a block of others at a time. Few particles are one tile."""

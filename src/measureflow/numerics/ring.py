@@ -11,8 +11,8 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from measureflow.core.devices import PARTICLES
 from measureflow.core.pytrees import Particles, add, particle_count
-from measureflow.numerics.interactions import AbstractInteractions
-from measureflow.numerics.pair_sums import gradient_sum, value_sum, well_conditioned
+from measureflow.numerics.interactions import AbstractInteractions, TileSum
+from measureflow.numerics.pair_sums import gradient_sum, in_tiles, value_sum, well_conditioned
 from measureflow.spaces.kernels import AbstractKernel
 
 
@@ -44,6 +44,17 @@ class RingInteractions(AbstractInteractions):
             return jax.lax.psum(jnp.sum(summed), PARTICLES) / n**2
 
         return self._mapped(on_device, P())(well_conditioned(kernel, particles))
+
+    def mean_over_pairs(
+        self, summed: TileSum, particles: Particles, key: Key[Array, ""] | None = None
+    ) -> PyTree[Float[Array, "n ..."]]:
+        n = particle_count(particles)
+
+        def on_device(mine: Particles) -> PyTree:
+            found = self._around(lambda visitors: in_tiles(summed, mine, visitors), mine)
+            return jax.tree.map(lambda leaf: leaf / n, found)
+
+        return self._mapped(on_device, P(PARTICLES))(particles)
 
     def _mapped(self, function: Any, result: P) -> Any:
         return jax.shard_map(
