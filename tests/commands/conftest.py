@@ -1,0 +1,32 @@
+"""One small table, and a model of it, for all tests of the commands."""
+
+from types import SimpleNamespace
+
+import pytest
+from tests.commands.flats import TINY, flats, invoke
+
+
+@pytest.fixture(scope="session")
+def fitted(tmp_path_factory):
+    """A folder with a table, new rows, and a model of each task."""
+    folder = tmp_path_factory.mktemp("commands")
+    paths = {name: folder / name for name in ("train.csv", "new.csv", "rent.mf", "cheap.mf")}
+    flats(150, 0).to_csv(paths["train.csv"], index=False)
+    flats(60, 1).to_csv(paths["new.csv"], index=False)
+    rent = invoke(
+        "fit", paths["train.csv"], "--target", "rent", "--drop", "cheap", "--type", "floor=category",
+        "--likelihood", "heteroscedastic", "--out", paths["rent.mf"], *TINY,
+    )  # fmt: skip
+    assert rent.exit_code == 0, rent.output
+    cheap = invoke(
+        "fit", paths["train.csv"], "--target", "cheap", "--drop", "rent", "--out", paths["cheap.mf"], *TINY
+    )
+    assert cheap.exit_code == 0, cheap.output
+    return SimpleNamespace(
+        folder=folder,
+        train=paths["train.csv"],
+        new=paths["new.csv"],
+        rent=paths["rent.mf"],
+        cheap=paths["cheap.mf"],
+        said=rent.stderr,
+    )
