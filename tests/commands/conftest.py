@@ -14,12 +14,22 @@ def fitted(tmp_path_factory):
     flats(150, 0).to_csv(paths["train.csv"], index=False)
     flats(60, 1).to_csv(paths["new.csv"], index=False)
     rent = invoke(
-        "fit", paths["train.csv"], "--target", "rent", "--drop", "cheap", "--type", "floor=category",
+        "fit", paths["train.csv"], "--target", "rent", "--drop", "cheap",
         "--likelihood", "heteroscedastic", "--out", paths["rent.mf"], *TINY,
     )  # fmt: skip
     assert rent.exit_code == 0, rent.output
     cheap = invoke(
-        "fit", paths["train.csv"], "--target", "cheap", "--drop", "rent", "--out", paths["cheap.mf"], *TINY
+        "fit",
+        paths["train.csv"],
+        "--target",
+        "cheap",
+        "--drop",
+        "rent",
+        "--type",
+        "floor=category",
+        "--out",
+        paths["cheap.mf"],
+        *TINY,
     )
     assert cheap.exit_code == 0, cheap.output
     return SimpleNamespace(
@@ -29,4 +39,5 @@ def fitted(tmp_path_factory):
         rent=paths["rent.mf"],
         cheap=paths["cheap.mf"],
         said=rent.stderr,
+        said_of_classes=cheap.stderr,
     )

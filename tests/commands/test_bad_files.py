@@ -8,8 +8,8 @@ from tests.commands.flats import TINY, flats, invoke
 import measureflow as mf
 from measureflow.saving import documents
 
-# Laws are NumPyro's.
-pytestmark = pytest.mark.standard_promotion
+# Laws are NumPyro's; and one process fits the models that all of these tests use.
+pytestmark = [pytest.mark.standard_promotion, pytest.mark.xdist_group("commands")]
 
 
 def write(path, text):
@@ -142,30 +142,61 @@ NEW_TABLES = {
 def test_rows_that_cannot_be_predicted(name, fitted, tmp_path):
     change, expected = NEW_TABLES[name]
     path, out = table(tmp_path / "rows.csv", change), tmp_path / "predictions.csv"
-    refused = invoke("predict", fitted.rent, path, "--out", out)
-    assert refused.exit_code == 2, refused.output
-    said = words(refused.stderr)
-    assert "rows.csv" in said
-    for part in expected:
-        assert part in said
-    assert not out.exists()
+    for command in ("predict", "report"):
+        refused = invoke(command, fitted.rent, path, "--out", out)
+        assert refused.exit_code == 2, refused.output
+        said = words(refused.stderr)
+        assert "rows.csv" in said
+        for part in expected:
+            assert part in said
+        assert not out.exists()
 
 
 def test_what_the_remedies_do(fitted, tmp_path):
     """They let rows pass, and change no other number."""
     usual = table(tmp_path / "usual.csv", lambda frame: frame)
     expected = invoke("predict", fitted.rent, usual).stdout
-    turned = table(tmp_path / "turned.csv", NEW_TABLES["columns in another order"][0])
-    assert invoke("predict", fitted.rent, turned, "--by-name").stdout == expected
-    new = invoke(
-        "predict", fitted.rent, table(tmp_path / "a.csv", NEW_TABLES["an unknown category"][0]), "--unseen"
-    )
-    assert new.stdout.splitlines()[2:] == expected.splitlines()[2:]
-    assert new.stdout.splitlines()[1] != expected.splitlines()[1]
-    more = table(tmp_path / "more.csv", lambda frame: frame.assign(pets=1))
-    passed = invoke("predict", fitted.rent, more)
+    turn = NEW_TABLES["columns in another order"][0]
+    turned = table(tmp_path / "turned.csv", lambda frame: turn(frame).assign(pets=1))
+    passed = invoke("predict", fitted.rent, turned, "--by-name")
     assert passed.stdout == expected
     assert "not read, since the model has not seen them: 'pets'" in passed.stderr
+    new = table(tmp_path / "new.csv", NEW_TABLES["an unknown category"][0])
+    found = invoke("predict", fitted.rent, new, "--unseen").stdout.splitlines()
+    assert found[2:] == expected.splitlines()[2:]
+    assert found[1] != expected.splitlines()[1]
+
+
+REPORT_TABLES = {
+    name: BAD_TABLES[name]
+    for name in (
+        "missing target",
+        "targets that are missing",
+        "constant target",
+        "an empty file",
+        "a broken line",
+    )
+}
+
+
+@pytest.mark.parametrize("name", REPORT_TABLES)
+def test_tables_that_judge_nothing(name, fitted, tmp_path):
+    make, expected = REPORT_TABLES[name]
+    refused = invoke("report", fitted.rent, make(tmp_path / "table.csv"), "--out", tmp_path / "report.html")
+    assert refused.exit_code == 2, refused.output
+    assert "table.csv" in words(refused.stderr)
+    for part in expected:
+        assert part in words(refused.stderr)
+    assert [one.name for one in tmp_path.iterdir()] == ["table.csv"]
+
+
+def test_a_report_on_a_class_that_no_training_row_had(fitted, tmp_path):
+    flats(40, 2).assign(cheap=["perhaps", *["no", "yes"] * 19, "no"]).to_csv(
+        tmp_path / "new.csv", index=False
+    )
+    refused = invoke("report", fitted.cheap, tmp_path / "new.csv", "--out", tmp_path / "report.html")
+    assert refused.exit_code == 2
+    assert "'cheap' holds 'perhaps', a class that no training row had" in words(refused.stderr)
 
 
 def of_another_version(path, monkeypatch):
@@ -195,7 +226,11 @@ def test_models_that_are_none(name, fitted, tmp_path, monkeypatch):
     make, expected = BAD_MODELS[name]
     path, out = tmp_path / "model.mf", tmp_path / "out.csv"
     make(path, monkeypatch)
-    for arguments in (("predict", path, fitted.new, "--out", out), ("describe", path)):
+    for arguments in (
+        ("predict", path, fitted.new, "--out", out),
+        ("report", path, fitted.new, "--out", out),
+        ("describe", path),
+    ):
         refused = invoke(*arguments)
         assert refused.exit_code == 2, refused.output
         said = words(refused.stderr)

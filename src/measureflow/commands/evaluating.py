@@ -99,6 +99,15 @@ def _joined(parts: list[Rows], splits: Splits, rows: int) -> Rows:
     return found
 
 
+def log_scores(estimator: Any, frame: Any, targets: np.ndarray) -> np.ndarray:
+    """The log score of every row alone, as `row_scores` has it: much quicker."""
+    if hasattr(estimator, "classes_"):
+        return row_scores(estimator, frame, targets)["nll"]
+    return np.concatenate(
+        [negative_log_likelihoods(law, targets[rows]) for rows, law in blocks(estimator, frame)]
+    )
+
+
 def row_scores(estimator: Any, frame: Any, targets: np.ndarray) -> Rows:
     """Of a fitted estimator: log score, and CRPS, squared error, interval; or Brier score, and what is
     right."""

@@ -85,7 +85,7 @@ def fit_within(estimator: Any, frame: Any, targets: Any, seconds: float | None) 
         usual = asked or _usual_steps(estimator, rows, classes)
         planned = min(_steps(pace, deadline), usual)
         estimator.set_params(**_chosen(estimator), steps=planned)
-        if planned < usual and attempt == 0:
+        if planned < usual and not any("fewer steps" in note for note in notes):
             notes.append(
                 f"--time {seconds:g} leaves room for fewer steps than the usual {usual}: the model is less "
                 "well trained than it could be."

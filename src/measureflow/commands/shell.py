@@ -65,7 +65,7 @@ Unseen = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """The commands, as those of an app."""
-    for command in (fit, predict, evaluate, describe):
+    for command in (fit, predict, evaluate, report, describe):
         app.command()(command)
 
 
@@ -205,6 +205,47 @@ def evaluate(
         elif out is not None:
             record = provenance(seed, {"folds": folds, "methods": names, "target": target} | settings)
             write_text(json.dumps(record | {"leaderboard": lines}, indent=2) + "\n", out, force)
+
+
+def report(
+    model: ModelFile,
+    data: Data,
+    out: Annotated[str, typer.Option(help="The page to write, such as report.html.")],
+    folds: Annotated[
+        int, typer.Option(help="Where the table is that of training: folds that judge it, 0 for none.", min=0)
+    ] = 5,
+    missing: Missing = None,
+    separator: Separator = None,
+    form: Form = None,
+    by_name: ByName = False,
+    unseen: Unseen = False,
+    skip_missing_targets: Skip = False,
+    seed: Seed = 0,
+    force: Force = False,
+) -> None:
+    """One page on a model and a table with targets: scores, calibration, effects, and what to distrust."""
+    with _told():
+        from measureflow.commands.files import read_table, require_writable, write_text
+        from measureflow.commands.fitting import noted, told_as_input_errors
+        from measureflow.commands.model import load_model
+        from measureflow.commands.report.findings import find
+        from measureflow.commands.report.page import page
+        from measureflow.commands.reporting import judged_table
+
+        require_writable(out, force)
+        if folds == 1:
+            raise InputError("--folds must be 0, for none, or at least 2, got 1.")
+        fitted = load_model(model)
+        source = read_table(data, separator=separator, form=form, missing=missing or ())
+        with told_as_input_errors(source.name), noted() as more:
+            task, notes = judged_table(
+                fitted, source, by_name=by_name, unseen=unseen, skip_missing=skip_missing_targets
+            )
+            _say(f"{source.name}: {len(task.rows.targets)} rows with {fitted.target!r}; this takes a while.")
+            findings = find(fitted, task, folds, seed)
+        _say(*(f"note: {note}" for note in dict.fromkeys([*notes, *more])))
+        write_text(page(findings), out, force)
+        _say(f"Wrote {out}.")
 
 
 def describe(model: ModelFile) -> None:
