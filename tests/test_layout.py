@@ -102,6 +102,7 @@ def test_imports_go_one_way():
                 "study.tables.rivals.classical",
                 "commands.baselines",
                 "commands.evaluating",
+                "commands.report.judging",
             },
         ),
         ("pandas", set()),

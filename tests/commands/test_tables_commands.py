@@ -141,7 +141,7 @@ def test_training_rows_are_known_again_and_others_are_not(fitted):
 
 def test_the_distance_is_that_of_mahalanobis():
     rng = np.random.default_rng(0)
-    root = rng.normal(size=(5, 5))
+    root = 2 * np.eye(5) + 0.5 * rng.normal(size=(5, 5))
     z = rng.normal(size=(4000, 5)) @ root
     around, covariance = Surroundings.learn(z), root.T @ root
     new = 3 * rng.normal(size=(200, 5))
@@ -149,6 +149,15 @@ def test_the_distance_is_that_of_mahalanobis():
     # Of five Gaussian numbers, 99% are nearer than this.
     np.testing.assert_allclose(around.distance(new), exact / np.sqrt(stats.chi2.ppf(0.99, 5)), rtol=0.1)
     assert 0.005 < np.mean(around.distance(z) > 1) < 0.016
+
+
+def test_a_rare_level_is_not_far_away_for_being_rare():
+    """One row in 500, which networks see at 5 deviations of 0.2: no farther than 5 deviations of a number."""
+    rng = np.random.default_rng(0)
+    z = np.column_stack([rng.normal(size=(2000, 3)), 5.0 * (np.arange(2000) % 500 == 0)])
+    around = Surroundings.learn(z)
+    rare, far = around.distance(np.array([[0.0, 0.0, 0.0, 5.0], [5.0, 0.0, 0.0, 0.0]]))
+    assert rare == pytest.approx(far, rel=0.1)
 
 
 def test_more_columns_than_rows_have_a_distance():

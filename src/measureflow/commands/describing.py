@@ -73,7 +73,7 @@ def _inputs(estimator: Any) -> str:
 def _chosen_from(estimator: Any) -> str:
     scores = estimator.validation_scores_
     if not len(scores["model"]):
-        return "nothing: all was given, or rows were few"
+        return "nothing: all was given, rows were few, or time was short"
     models = len(set(scores["model"].tolist()))
     return f"{len(scores['model'])} candidates ({models} models) by held-out rows"
 

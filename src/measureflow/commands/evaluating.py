@@ -52,14 +52,20 @@ def splits_of(task: Task, folds: int, seed: int) -> Splits:
 
 
 def evaluated(
-    task: Task, methods: Sequence[str], settings: Mapping[str, Any], splits: Splits, seed: int
+    task: Task,
+    methods: Sequence[str],
+    settings: Mapping[str, Any],
+    splits: Splits,
+    seed: int,
+    progress: bool = False,
 ) -> Iterator[Entry]:
     """One competitor after the other, baselines first: they are quick."""
     for name in baselines.NAMES:
         yield baseline_entry(task, name, splits, seed)
     for method in methods:
         began = time.perf_counter()
-        estimator = task.estimator({**settings, "method": method, "random_state": seed})
+        given = {**settings, "method": method, "random_state": seed, "verbose": int(progress)}
+        estimator = task.estimator(given)
         with told_as_input_errors(task.name), noted() as notes:
             found = cross_validate(
                 estimator, task.rows.inputs, task.rows.targets, cv=splits, return_estimator=True

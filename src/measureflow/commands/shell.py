@@ -195,7 +195,7 @@ def evaluate(
         settings = _settings(None, likelihood, particles, hidden, encoding, prior_weight, steps)
         ready = _prepared(data, target, types, drop, missing, separator, form, task, skip_missing_targets)
         splits, entries = splits_of(ready, folds, seed), []
-        for entry in evaluated(ready, names, settings, splits, seed):
+        for entry in evaluated(ready, names, settings, splits, seed, sys.stderr.isatty()):
             entries.append(entry)
             _say(f"{entry.name}: {entry.seconds:.1f} s", *(f"note: {note}" for note in entry.notes))
         lines = leaderboard(entries)
@@ -242,7 +242,7 @@ def report(
                 fitted, source, by_name=by_name, unseen=unseen, skip_missing=skip_missing_targets
             )
             _say(f"{source.name}: {len(task.rows.targets)} rows with {fitted.target!r}; this takes a while.")
-            findings = find(fitted, task, folds, seed)
+            findings = find(fitted, task, folds, seed, sys.stderr.isatty())
         _say(*(f"note: {note}" for note in dict.fromkeys([*notes, *more])))
         write_text(page(findings), out, force)
         _say(f"Wrote {out}.")

@@ -28,8 +28,10 @@ class Surroundings:
     """The distance of Mahalanobis, d(z) = ‖Rz‖ with RᵀR = C⁻¹, over the one that 99% of training rows have.
 
     C is the covariance of standardised inputs, shrunk towards its diagonal (Ledoit and Wolf, 2004), or the
-    diagonal alone where there are very many. A row at more than 1 is farther out than 99 of 100 training
-    rows. It does not see holes in the middle of the data. No row of training is kept.
+    diagonal alone where there are very many. Variances are 1 at least: networks see a rare level at no more
+    than 5 deviations, and without that, rows with one would be farther out than all others. A row at more
+    than 1 is farther out than 99 of 100 training rows. It does not see holes in the middle of the data. No
+    row of training is kept.
     """
 
     root: np.ndarray
@@ -57,9 +59,10 @@ def _root(z: np.ndarray) -> np.ndarray:
     """R, of rows with means near 0."""
     width = z.shape[1]
     if width > MOST_CORRELATED or len(z) < 2:
-        return 1 / np.sqrt(np.maximum(np.mean(np.square(z), axis=0), 1e-3))
+        return 1 / np.sqrt(np.maximum(np.mean(np.square(z), axis=0), 1.0))
     covariance = z.T @ z / len(z)
-    diagonal = np.diag(np.maximum(np.diag(covariance), 1e-3))
+    covariance += np.diag(np.maximum(1.0 - np.diag(covariance), 0.0))
+    diagonal = np.diag(np.diag(covariance))
     shrinkage = _shrinkage(z, covariance, diagonal)
     # Columns that tell each other exactly have no inverse: a thousandth of the diagonal stays.
     shrunk = (1 - shrinkage) * covariance + max(shrinkage, 1e-3) * diagonal

@@ -131,7 +131,7 @@ def _curve(
     kind: str | None = None,
 ) -> str:
     places = one.places or [float(i) for i in range(len(one.values))]
-    pad = 0.3 if one.places is None else 0.0
+    pad = 0.3 if one.places is None else 0.03 * (max(places) - min(places))
     plot = Plot(
         (min(places) - pad, max(places) + pad),
         ends,

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from measureflow.commands.evaluating import leaderboard
 from measureflow.commands.fitting import Task
 from measureflow.commands.model import TableModel
+from measureflow.commands.report.drawing import number
 from measureflow.commands.report.effects import Effect, Importance, effect, importances
 from measureflow.commands.report.judging import Judgement, judged
 from measureflow.commands.report.laws import curves, laws, shown_rows
@@ -68,10 +69,10 @@ class Findings(NamedTuple):
     inputs: Any
 
 
-def find(model: TableModel, task: Task, folds: int, seed: int = 0) -> Findings:
+def find(model: TableModel, task: Task, folds: int, seed: int = 0, progress: bool = False) -> Findings:
     """Everything, for a table with targets."""
     inputs, targets = task.rows.inputs, task.rows.targets
-    judgement = judged(model, task, folds, seed)
+    judgement = judged(model, task, folds, seed, progress)
     rows = judgement.rows
     found = laws(judgement, inputs, targets)
     important = importances(judgement, inputs, targets, seed)
@@ -189,7 +190,7 @@ def _quarters(
     def text(edge: float) -> str:
         if dates:
             return str(np.datetime64(int(edge), "s"))[:10]
-        return f"{edge:,.0f}" if abs(edge) >= 1000 else f"{edge:.3g}"
+        return number(edge)
 
     inner = [f"{text(a)} to {text(b)}" for a, b in itertools.pairwise(edges)]
     order = [f"up to {text(edges[0])}", *inner, f"above {text(edges[-1])}"]

@@ -43,7 +43,7 @@ class Judgement(NamedTuple):
         return np.concatenate([part.rows for part in self.parts])
 
 
-def judged(model: TableModel, task: Task, folds: int, seed: int) -> Judgement:
+def judged(model: TableModel, task: Task, folds: int, seed: int, progress: bool = False) -> Judgement:
     """Parts and scores, for a table with targets."""
     inputs, y = task.rows.inputs, task.rows.targets
     known = model.knows(inputs, y)
@@ -54,7 +54,7 @@ def judged(model: TableModel, task: Task, folds: int, seed: int) -> Judgement:
         parts, how = [Part(model.estimator, fresh)], "new rows"
     elif folds:
         splits = splits_of(task, folds, seed)
-        estimators, notes = _of_folds(model, task, splits)
+        estimators, notes = _of_folds(model, task, splits, progress)
         pairs = zip(estimators, splits, strict=True)
         parts, how = [Part(one, test) for one, (_, test) in pairs], "folds"
     else:
@@ -102,13 +102,18 @@ def _scores(parts: list[Part], task: Task) -> Rows:
     return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
 
 
-def _of_folds(model: TableModel, task: Task, splits: Splits) -> tuple[list[Any], list[str]]:
+def _of_folds(model: TableModel, task: Task, splits: Splits, progress: bool) -> tuple[list[Any], list[str]]:
     """Estimators of the folds, with what was chosen for the model itself: choosing again for each fold would
     take as long as all else together."""
     fitted = model.estimator
     shape = fitted.shape_
     given = {"hidden": shape.hidden, "encoding": shape.encoding, "prior_weight": fitted.prior_weight_}
-    given |= {"steps": max(fitted.n_iter_, 1), "warm_start": False, "early_stopping": False}
+    given |= {
+        "steps": max(fitted.n_iter_, 1),
+        "warm_start": False,
+        "early_stopping": False,
+        "verbose": int(progress),
+    }
     if not model.is_classifier:
         given["likelihood"] = shape.likelihood
     estimator: Any = clone(fitted)

@@ -129,7 +129,7 @@ def _fitted(findings: Findings) -> str:
     lines = [pair for pair in described(findings.model) if pair[0] != "note"]
     inner = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in lines)
     rows = tried(findings.model)
-    chosen = "Nothing was chosen: all was given, or rows were too few."
+    chosen = "Nothing was chosen: all was given, rows were too few, or time was too short."
     if rows:
         chosen = (
             "Candidates were trained on part of the rows, and the one with the best mean log density on the "

@@ -4,11 +4,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from measureflow.commands.evaluating import mean_and_error
+from measureflow.commands.evaluating import Entry, mean_and_error
+from measureflow.commands.report.drawing import number
 from measureflow.commands.report.findings import Findings, Share
 
 # In standard errors: one comparison, and the worst of many.
 _CLEAR, _CLEAR_OF_MANY = 2.0, 3.5
+# As a share of rows: many rows can tell a difference that matters to nobody.
+_LITTLE = 0.05
 
 
 def how_judged(findings: Findings) -> str:
@@ -61,6 +64,7 @@ def _of_training_rows(findings: Findings) -> Iterator[str]:
 def _of_rivals(findings: Findings) -> Iterator[str]:
     ours, *rivals = findings.judgement.entries
     for rival in rivals:
+        yield from _of_means(ours, rival)
         ahead, error = mean_and_error(ours.rows["nll"] - rival.rows["nll"])
         if ahead > _CLEAR * error:
             yield (
@@ -73,10 +77,23 @@ def _of_rivals(findings: Findings) -> Iterator[str]:
             yield "The model is not clearly better than a constant: the inputs may say nothing of the target."
 
 
+def _of_means(ours: Entry, rival: Entry) -> Iterator[str]:
+    if "squared error" not in ours.rows:
+        return
+    worse, error = mean_and_error(ours.rows["squared error"] - rival.rows["squared error"])
+    if worse > _CLEAR * error:
+        roots = [np.sqrt(np.mean(one.rows["squared error"])) for one in (rival, ours)]
+        yield (
+            f"The baseline {rival.name} has the lower root mean square error, {number(roots[0])} against "
+            f"{number(roots[1])}: where only the mean matters, take it."
+        )
+
+
 def _of_intervals(findings: Findings) -> Iterator[str]:
     for share in findings.coverage:
         if abs(share.off) > _CLEAR and share.promised in (0.5, 0.9):
-            what = "too wide" if share.off > 0 else "too narrow"
+            little = "a little " if abs(share.found - share.promised) < _LITTLE else ""
+            what = f"{little}too {'wide' if share.off > 0 else 'narrow'}"
             yield f"Intervals of {share.name} hold {share.found:.1%} of the targets: they are {what}."
     below = findings.laws["below"]
     bias, error = mean_and_error(below - 0.5)
