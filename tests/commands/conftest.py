@@ -8,10 +8,11 @@ from tests.commands.flats import TINY, flats, invoke
 
 @pytest.fixture(scope="session")
 def fitted(tmp_path_factory):
-    """A folder with a table, new rows, and a model of each task."""
+    """A folder with a table, new rows, and a model of each task. Folds of two have as many rows as the new
+    ones: another number of rows is other programs to compile."""
     folder = tmp_path_factory.mktemp("commands")
     paths = {name: folder / name for name in ("train.csv", "new.csv", "rent.mf", "cheap.mf")}
-    flats(150, 0).to_csv(paths["train.csv"], index=False)
+    flats(120, 0).to_csv(paths["train.csv"], index=False)
     flats(60, 1).to_csv(paths["new.csv"], index=False)
     rent = invoke(
         "fit", paths["train.csv"], "--target", "rent", "--drop", "cheap",

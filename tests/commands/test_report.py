@@ -94,6 +94,17 @@ def test_uncertainty_is_cut_in_two(found, normals):
     assert rent.least_known[0] == np.argmax(loc.std(axis=1))
 
 
+def test_rows_are_called_what_the_file_calls_them(fitted, tmp_path):
+    """Also where rows without a target are left out."""
+    model, frame = load_model(str(fitted.rent)), pd.read_csv(fitted.new)
+    frame.loc[[0, 5], "rent"] = None
+    frame.to_csv(tmp_path / "gaps.csv", index=False)
+    source = read_table(str(tmp_path / "gaps.csv"))
+    task, _ = judged_table(model, source, by_name=False, unseen=False, skip_missing=True)
+    assert task.rows.numbers.tolist() == [n for n in range(1, 61) if n not in (1, 6)]
+    assert task.rows.targets.tolist() == frame["rent"].dropna().tolist()
+
+
 def test_the_law_of_a_point_is_its_density(found, normals):
     rent, (loc, scale) = found["rent"], normals
     place = int(rent.shown[7])
@@ -124,12 +135,12 @@ def test_the_training_table_is_judged_by_folds(fitted):
     model.estimator.spread_ = 1.7
     judgement = judged(model, task, 2, 0)
     assert judgement.how == "folds"
-    assert judgement.known == 150
-    assert sorted(judgement.rows.tolist()) == list(range(150))
+    assert judgement.known == 120
+    assert sorted(judgement.rows.tolist()) == list(range(120))
     first, second = judgement.parts
     for part in (first, second):
         # What a fold has learned of a column, it has not learned from the rows that it judges.
-        others = np.setdiff1d(np.arange(150), part.rows)
+        others = np.setdiff1d(np.arange(120), part.rows)
         mean = task.rows.inputs["area"].iloc[others].median(skipna=True)
         area = next(column for column in part.estimator.columns_.columns if column.name == "area")
         assert area.median == pytest.approx(mean, abs=0.5)
@@ -148,9 +159,10 @@ def test_the_training_table_is_judged_by_folds(fitted):
     np.testing.assert_allclose(constant, -best.logpdf(y), rtol=1e-9)
 
 
-def test_without_folds_the_page_says_that_rows_were_trained_on(fitted, found):
+def test_without_folds_the_page_says_that_rows_were_trained_on(fitted, found, tmp_path):
+    pd.read_csv(fitted.train)[:60].to_csv(tmp_path / "part.csv", index=False)
     model = found["rent"].model
-    judgement = judged(model, table(model, fitted.train), 0, 0)
+    judgement = judged(model, table(model, tmp_path / "part.csv"), 0, 0)
     assert judgement.how == "training rows"
     assert judgement.parts[0].estimator is model.estimator
 

@@ -16,12 +16,14 @@ _MOST_CLASSES = 100
 
 
 class Labelled(NamedTuple):
-    """Inputs, a target for each row, what it is, and why it is taken for that."""
+    """Inputs, a target for each row, what it is, why it is taken for that, and the numbers of the rows in the
+    file, from 1 on."""
 
     inputs: Any
     targets: np.ndarray
     task: str
     reason: str
+    numbers: np.ndarray
 
 
 def labelled(source: Source, target: str, task: str | None = None, skip_missing: bool = False) -> Labelled:
@@ -45,7 +47,8 @@ def labelled(source: Source, target: str, task: str | None = None, skip_missing:
     known = ~raw.missing
     values = targets_as(raw, task, name)[known]
     _require_varied(values, task, target, name)
-    return Labelled(frame.drop(columns=[target])[known].reset_index(drop=True), values, task, reason)
+    inputs = frame.drop(columns=[target])[known].reset_index(drop=True)
+    return Labelled(inputs, values, task, reason, np.flatnonzero(known) + 1)
 
 
 def require_target(source: Source, target: str) -> None:

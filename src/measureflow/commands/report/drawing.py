@@ -89,8 +89,8 @@ class Plot:
         self.parts.append(f'<circle class="dot {kind}"{hit} {place}>{title}</circle>')
 
     def text(self, x: float, y: float, said: str, kind: str = "note", anchor: str = "start") -> None:
-        """Words, in the units of the axes."""
-        self.parts.append(_text(said, self.across(x), self.up(y), kind, anchor))
+        """Words, in the units of the axes, a little above that place."""
+        self.parts.append(_text(said, self.across(x), max(self.up(y) - 7, _TOP), kind, anchor))
 
     def svg(self, *, x_ticks: Sequence[tuple[float, str]] | None = None, y_axis: bool = True) -> str:
         """The picture; names of ticks that would overlap are left out."""
@@ -140,7 +140,8 @@ def listed(
 ) -> str:
     """(name, value, standard error), one below the other: dots or bars, with two standard errors either side,
     and a mark at what each should be."""
-    left, names = 130, [short(name, 19) for name, _, _ in rows]
+    names = [short(name, 24) for name, _, _ in rows]
+    left = int(max(_LEFT, 16 + _LETTER * max(map(len, names))))
     ends = [value + sign * 2 * error for _, value, error in rows for sign in (-1, 1)]
     spread = x or (min([*ends, *(marks or ()), *([0.0] if bars else [])]), max([*ends, *(marks or ())]))
     plot = Plot(

@@ -33,7 +33,7 @@ def _point(plot: Plot, findings: Findings, place: int, x: float, y: float) -> No
             f"observed {number(findings.targets[place])}, predicted {number(laws['mean'][place])}, 90% from "
             f"{number(laws['low'][place])} to {number(laws['high'][place])}"
         )
-    plot.dot(x, y, "one" if inside else "two", row=place, said=f"row {findings.rows[place] + 1}: {said}")
+    plot.dot(x, y, "one" if inside else "two", row=place, said=f"row {findings.numbers[place]}: {said}")
 
 
 def intervals(findings: Findings) -> str:
@@ -82,7 +82,13 @@ def coverage(findings: Findings) -> str:
     """Shares of targets within central intervals."""
     rows = [(f"{share.name} intervals", share.found, share.error) for share in findings.coverage]
     marks = [share.promised for share in findings.coverage]
-    return listed(rows, title="Coverage by level", x_name="targets inside", marks=marks, percent=True)
+    return listed(
+        rows, title="Coverage by level", x_name="targets inside", marks=marks, percent=True, x=_ends(rows)
+    )
+
+
+def _ends(rows: list[tuple[str, float, float]]) -> tuple[float, float]:
+    return max(min(0.4, *(value - 2 * error for _, value, error in rows)), 0.0), 1.0
 
 
 def groups(findings: Findings) -> list[tuple[str, str]]:

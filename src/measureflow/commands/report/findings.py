@@ -48,12 +48,14 @@ class Groups(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """What a report shows. `rows` are places in the table, of all judged rows; all else is in their order."""
+    """What a report shows. `rows` are places in the table, of all judged rows, and `numbers` what the file
+    counts them; all else is in their order."""
 
     model: TableModel
     name: str
     judgement: Judgement
     rows: np.ndarray
+    numbers: np.ndarray
     targets: np.ndarray
     laws: dict[str, np.ndarray]
     distance: Float[np.ndarray, " rows"]
@@ -84,6 +86,7 @@ def find(model: TableModel, task: Task, folds: int, seed: int = 0, progress: boo
         name=task.name,
         judgement=judgement,
         rows=rows,
+        numbers=task.rows.numbers[rows],
         targets=targets[rows],
         laws=found,
         distance=model.distance(inputs.iloc[rows]),
@@ -192,7 +195,7 @@ def _quarters(
             return str(np.datetime64(int(edge), "s"))[:10]
         return number(edge)
 
-    inner = [f"{text(a)} to {text(b)}" for a, b in itertools.pairwise(edges)]
+    inner = [f"to {text(b)}" if dates else f"{text(a)} to {text(b)}" for a, b in itertools.pairwise(edges)]
     order = [f"up to {text(edges[0])}", *inner, f"above {text(edges[-1])}"]
     labels = np.array(order, object)[place]
     labels[~known] = "missing"

@@ -119,7 +119,10 @@ def _cards(findings: Findings) -> str:
     else:
         cards.append((f"{ours['coverage_90']:.1%}", "of the targets are in 90% intervals"))
     cards.append(
-        (f"{part / max(total, 1e-300):.0%}", "of the uncertainty is disagreement: more rows would help")
+        (
+            f"{part / max(total, 1e-300):.0%}",
+            "of the uncertainty is disagreement, which more rows would remove",
+        )
     )
     inner = "".join(f"<div class='card'><b>{escape(a)}</b><span>{escape(b)}</span></div>" for a, b in cards)
     return f"<div class='cards'>{inner}</div>"
@@ -178,7 +181,7 @@ def _calibration(findings: Findings) -> str:
     ]
     open_ones, others = by_group[:_OPEN_GROUPS], by_group[_OPEN_GROUPS:]
     more = (
-        f"<details><summary>By {len(others)} more columns</summary>{_figures(others)}</details>"
+        f"<details><summary>By other columns ({len(others)})</summary>{_figures(others)}</details>"
         if others
         else ""
     )
@@ -191,7 +194,7 @@ def _predictions(findings: Findings) -> str:
         mean = f"{np.mean(findings.laws['own']):.1%}"
         own = f"The class that came out had a probability of {mean} on average."
         return f"<p>{own}</p>" + _figures(
-            [(figures.own_probability(findings), f"Rows by that probability.{some}")]
+            [(figures.own_probability(findings), "All rows, by that probability.")]
         )
     point = f"Point at a row to see its law.{some} Orange: outside its 90% interval."
     pairs = [(figures.observed_and_predicted(findings), point)]
@@ -229,7 +232,7 @@ def _ignorance(findings: Findings) -> str:
     columns = [one.column for one in findings.importances[:_MOST_COLUMNS]]
     rows = []
     for place in findings.least_known:
-        row = {"row": str(findings.rows[place] + 1)}
+        row = {"row": str(findings.numbers[place])}
         if findings.model.is_classifier:
             row |= {"observed": str(findings.targets[place]), "its probability": f"{laws['own'][place]:.1%}"}
         else:
@@ -262,7 +265,7 @@ def _laws(findings: Findings) -> str:
     """What the script knows of every shown row."""
     known: dict[int, dict[str, Any]] = {}
     for place in findings.shown.tolist():
-        row, laws = {"t": f"row {findings.rows[place] + 1}"}, findings.laws
+        row, laws = {"t": f"row {findings.numbers[place]}"}, findings.laws
         if findings.model.is_classifier:
             order = np.argsort(-laws["probabilities"][place])[:8]
             labels = [short(str(findings.model.estimator.classes_[i]), 13) for i in order]
