@@ -6,8 +6,8 @@ would last too long, it begins again with as many steps as there is time for. Ch
 the time; where that is too little, the simplest one is taken, and the user told.
 """
 
+import _thread
 import contextlib
-import os
 import signal
 import threading
 import time
@@ -136,7 +136,7 @@ class _Alarm:
 
     def _ring(self) -> None:
         self.rang = True
-        os.kill(os.getpid(), signal.SIGINT)
+        _thread.interrupt_main()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.base import clone
+from sklearn.model_selection import KFold
 
 from measureflow.commands import baselines
 from measureflow.commands.evaluating import Entry, Rows, Splits, baseline_entry, row_scores, splits_of
@@ -59,35 +60,21 @@ def judged(model: TableModel, task: Task, folds: int, seed: int, progress: bool 
         parts, how = [Part(one, test) for one, (_, test) in pairs], "folds"
     else:
         parts, how = [Part(model.estimator, np.arange(len(y)))], "training rows"
-    chosen = _judged_task(task, parts)
     ours = Entry(_name(model), _scores(parts, task), float(model.about.get("seconds", np.nan)), [])
-    if how == "folds":
-        position = {row: place for place, row in enumerate(np.concatenate([part.rows for part in parts]))}
-        places = [
-            (np.array([position[i] for i in pair[0]]), np.array([position[i] for i in pair[1]]))
-            for pair in splits
-        ]
-        rivals = [baseline_entry(chosen, name, places, seed) for name in baselines.NAMES]
-    elif how == "new rows" and known.sum() >= FEWEST_TO_TRAIN:
-        split = [(np.flatnonzero(known), fresh)]
-        rivals = [_only(baseline_entry(task, name, split, seed), fresh) for name in baselines.NAMES]
-    else:
-        rivals = [
-            baseline_entry(chosen, name, splits_of(chosen, max(folds, 2), seed), seed)
-            for name in baselines.NAMES
-        ]
+    if how == "new rows" and known.sum() >= FEWEST_TO_TRAIN:
+        splits = [(np.flatnonzero(known), fresh)]
+    rows = np.concatenate([part.rows for part in parts])
+    if not splits:
+        # Of these rows alone, whose classes may be rare.
+        cut = KFold(max(folds, 2), shuffle=True, random_state=seed).split(rows)
+        splits = [(rows[train], rows[test]) for train, test in cut]
+    rivals = [_only(baseline_entry(task, name, splits, seed), rows) for name in baselines.NAMES]
     return Judgement(parts, [ours, *rivals], how, int(known.sum()), notes)
 
 
 def _name(model: TableModel) -> str:
     method = model.estimator.method
     return f"this model ({method if isinstance(method, str) else method.name})"
-
-
-def _judged_task(task: Task, parts: list[Part]) -> Task:
-    rows = np.concatenate([part.rows for part in parts])
-    inputs = task.rows.inputs.iloc[rows].reset_index(drop=True)
-    return task._replace(rows=task.rows._replace(inputs=inputs, targets=task.rows.targets[rows]))
 
 
 def _only(entry: Entry, rows: np.ndarray) -> Entry:

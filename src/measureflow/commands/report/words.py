@@ -40,6 +40,7 @@ def distrust(findings: Findings) -> list[str]:
     return [
         *_of_training_rows(findings),
         *(f"{note[:1].upper()}{note[1:]}" for note in findings.model.about.get("notes", [])),
+        *(f"Of the folds: {note}" for note in findings.judgement.notes),
         *_of_rivals(findings),
         *(_of_confidence(findings) if findings.model.is_classifier else _of_intervals(findings)),
         *_of_groups(findings),
