@@ -57,6 +57,7 @@ ROOMS = (
     "tables",
     "theory",
     "study",
+    "commands",
 )
 
 
@@ -86,7 +87,7 @@ def test_imports_go_one_way():
     ("library", "allowed"),
     [
         ("matplotlib", {"prediction.plots", "runs.history", "study.figures"}),
-        ("typer", {"cli"}),
+        ("typer", {"cli", "commands.shell"}),
         ("rich", {"cli"}),
         (
             "sklearn",
@@ -99,6 +100,9 @@ def test_imports_go_one_way():
                 "tables.inputs",
                 "study.datasets",
                 "study.tables.rivals.classical",
+                "commands.baselines",
+                "commands.evaluating",
+                "commands.report.judging",
             },
         ),
         ("pandas", set()),

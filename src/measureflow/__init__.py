@@ -226,6 +226,7 @@ _LATER = {
     "plots": "measureflow.prediction.plots",
     "through": "measureflow.tables.pipelines",
 }
+saved_later("measureflow.commands.model", "Surroundings", "TableModel")
 saved_later("measureflow.tables.classifier", "EnsembleClassifier")
 saved_later(
     "measureflow.tables.regressor", "Columns", "EnsembleRegressor", "PiecewiseLinear", "Shape", "Shifted"

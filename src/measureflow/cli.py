@@ -1,4 +1,4 @@
-"""The command line. The only module that knows typer and rich.
+"""The command line. Commands for tables are those of `commands.shell`.
 
 It exits 0 where all went well, 1 where a claim of theory does not hold, and 2 for what the user can mend:
 wrong options, data that are missing or damaged, a folder that cannot be written.
@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from measureflow import __version__
+from measureflow.commands import shell
 from measureflow.study.datasets import DataError
 from measureflow.study.demo import SETTINGS, Result, run_demo
 from measureflow.study.paper import NAMES, Claim
@@ -69,6 +70,10 @@ def main(
     ] = False,
 ) -> None:
     """Learning as a convex problem over probability measures."""
+
+
+# What most people come for is listed first.
+shell.add_to(app)
 
 
 @app.command()

@@ -1,0 +1,1 @@
+"""One page on a model: numbers first (`judging`, `findings`, `effects`, `words`), then how they look."""
