@@ -49,7 +49,9 @@ def pytest_collection_modifyitems(items):
 
     for item in items:
         if item.get_closest_marker("xdist_group") is None and not item.name.startswith(ALONE):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            # Those of the commands share a fitted model.
+            together = item.path.parent if item.path.parent.name == "commands" else item.path
+            item.add_marker(pytest.mark.xdist_group(together.stem))
     items.sort(key=place)
 
 
