@@ -327,6 +327,15 @@ def test_the_last_attempt_is_cut_off_and_says_so(monkeypatch):
     assert "intervals may be far too wide" in note
 
 
+def test_a_fit_that_is_over_is_not_cut_off():
+    """Also where its last step ended after the limit."""
+    pace = limits.Pace(time.monotonic() - 1.0, 10, cut=True)
+    assert pace(9, {}, None)
+    pace = limits.Pace(time.monotonic() - 1.0, 10, cut=True)
+    assert not pace(10, {}, None)
+    assert pace.stopped_at is None
+
+
 # Formats.
 
 

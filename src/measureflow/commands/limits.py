@@ -47,7 +47,7 @@ class Pace:
             self.rate = (step - self.first[0]) / (now - self.first[1])
         timed = now - self.first[1] >= _TIMED and self.rate > 0
         late = timed and now + (self.planned - step) / self.rate > self.deadline
-        if now > self.deadline or (late and not self.cut):
+        if step < self.planned and (now > self.deadline or (late and not self.cut)):
             self.stopped_at = step
         return self.stopped_at is not None
 
