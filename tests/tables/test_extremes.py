@@ -223,8 +223,8 @@ def test_a_class_without_weight_is_said_to_have_none():
 
 
 def test_unknown_settings_are_blamed_on_the_class_that_was_written():
-    with pytest.raises(TypeError, match=r"EnsembleClassifier\.__init__\(\) got .* 'class_weight'"):
-        EnsembleClassifier(class_weight="balanced")
+    with pytest.raises(TypeError, match=r"EnsembleClassifier\.__init__\(\) got .* 'likelihood'"):
+        EnsembleClassifier(likelihood="mixture")
     with pytest.raises(TypeError, match=r"EnsembleRegressor\.__init__\(\)"):
         EnsembleRegressor(class_weight="balanced")
 

@@ -160,10 +160,12 @@ def test_unknown_methods_are_told_the_known():
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_an_object_is_as_good_as_its_name(name):
-    # A name has the smallest scale of its targets: 0.001, but for counts, which have none.
-    is_count = name in ("poisson", "negative_binomial")
-    y = np.round(10 + 3 * Y).clip(0) if is_count else Y
-    law = LIKELIHOODS[name](**({} if is_count else {"smallest_scale": 1e-3}))
+    # A name has the smallest scale of its targets: 0.001, but for laws of some numbers only, which have none.
+    counts, positive = np.round(10 + 3 * Y).clip(0), np.exp(Y)
+    some = dict.fromkeys(("poisson", "negative_binomial", "zero_inflated"), counts)
+    some |= {"gamma": positive, "beta": positive / (1 + positive)}
+    y = some.get(name, Y)
+    law = LIKELIHOODS[name](**({} if name in some else {"smallest_scale": 1e-3}))
     by_name, by_object = (regressor("DE", likelihood=likelihood).fit(X, y) for likelihood in (name, law))
     assert same(by_name, by_object)
     assert np.array_equal(by_name.predict(X), by_object.predict(X))
