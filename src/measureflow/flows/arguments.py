@@ -1,18 +1,24 @@
 """What flows of particles are given: step sizes, optimisers, preconditioners, sums over pairs."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+import equinox as eqx
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from measureflow.core.pytrees import strong
 from measureflow.core.validation import positive_number
 from measureflow.flows.flow import require_optimiser
 from measureflow.flows.preconditioners import AbstractPreconditioner
-from measureflow.numerics.interactions import AbstractInteractions
+from measureflow.flows.schedules import Tabulated
+from measureflow.numerics.interactions import AbstractInteractions, ExactInteractions
+from measureflow.numerics.ring import RingInteractions
 
 #: η: a number, a schedule, or None where an optimiser brings its own.
 StepSize: TypeAlias = Float[Array, ""] | Callable[[Int[Array, ""]], Any] | None
+
+Flow = TypeVar("Flow", bound=Any)
 
 
 def step_size_or_schedule(value: Any) -> StepSize:
@@ -26,6 +32,20 @@ def step_size_at(step_size: StepSize, step: Int[Array, ""]) -> Float[Array, ""]:
     """η of this step."""
     assert step_size is not None
     return strong(step_size(step)) if callable(step_size) else step_size
+
+
+def tabulated_step_size(flow: Flow, first: int, used: int, length: int) -> Flow:
+    """The same flow, its schedule as an array: `AbstractFlow.tabulated`."""
+    if not callable(flow.step_size):
+        return flow
+    return eqx.tree_at(lambda f: f.step_size, flow, Tabulated(flow.step_size, first, used, length))
+
+
+def round_the_ring(flow: Flow, mesh: Mesh) -> Flow:
+    """The same flow, its exact sums over pairs round a ring of devices: `AbstractFlow.on`."""
+    if not isinstance(flow.interactions, ExactInteractions):
+        return flow
+    return eqx.tree_at(lambda f: f.interactions, flow, RingInteractions(mesh))
 
 
 def require_mover(flow: Any) -> None:

@@ -11,11 +11,10 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from measureflow.core.pytrees import Parameters, Particles, as_matrix, centred, squared_norm
 from measureflow.core.showing import one_line
 from measureflow.core.validation import require_count, require_particles
-from measureflow.flows.arguments import StepSize, step_size_at, step_size_or_schedule
+from measureflow.flows.arguments import StepSize, step_size_at, step_size_or_schedule, tabulated_step_size
 from measureflow.flows.flow import AbstractFlow, in_files
 from measureflow.flows.integrators import noise_like
 from measureflow.flows.parametric import FullRankGaussian, moment_matched
-from measureflow.flows.schedules import Tabulated
 from measureflow.numerics.integration import Points
 from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.measures import Gaussian
@@ -126,10 +125,7 @@ class BuresWassersteinFlow(AbstractFlow):
         return jnp.all(jnp.stack(leaves))[None]
 
     def tabulated(self, first: int, used: int, length: int) -> "BuresWassersteinFlow":
-        if not callable(self.step_size):
-            return self
-        table = Tabulated(self.step_size, first, used, length)
-        return eqx.tree_at(lambda flow: flow.step_size, self, table)
+        return tabulated_step_size(self, first, used, length)
 
     def observe(
         self,

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from measureflow.core.pytrees import Particles, add, squared_sizes, strong
 from measureflow.core.validation import positive_number, require_particles
+from measureflow.flows.arguments import round_the_ring, tabulated_step_size
 from measureflow.flows.drifts import drift, pairs_key
 from measureflow.flows.flow import AbstractFlow
 from measureflow.flows.integrators import noise_like
@@ -25,9 +26,7 @@ from measureflow.flows.metropolis import (
 from measureflow.flows.observing import observed
 from measureflow.flows.preconditioners import AbstractPreconditioner
 from measureflow.flows.scalings import AbstractScaling, Identity
-from measureflow.flows.schedules import Tabulated
 from measureflow.numerics.interactions import AbstractInteractions, ExactInteractions
-from measureflow.numerics.ring import RingInteractions
 from measureflow.spaces.empirical import Empirical
 from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.problem import Problem
@@ -224,14 +223,10 @@ class KineticFlow(AbstractFlow):
             require_all_cases(sampled_share)
 
     def on(self, mesh: Mesh) -> "KineticFlow":
-        if not isinstance(self.interactions, ExactInteractions):
-            return self
-        return eqx.tree_at(lambda flow: flow.interactions, self, RingInteractions(mesh))
+        return round_the_ring(self, mesh)
 
     def tabulated(self, first: int, used: int, length: int) -> "KineticFlow":
-        if not callable(self.step_size):
-            return self
-        return eqx.tree_at(lambda flow: flow.step_size, self, Tabulated(self.step_size, first, used, length))
+        return tabulated_step_size(self, first, used, length)
 
     def observe(
         self, problem: Problem, state: KineticState, batch: PyTree, key: Key[Array, ""], sampled_share: float

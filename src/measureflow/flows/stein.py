@@ -17,8 +17,10 @@ from measureflow.flows.arguments import (
     require_interactions,
     require_mover,
     require_preconditioner,
+    round_the_ring,
     step_size_at,
     step_size_or_schedule,
+    tabulated_step_size,
 )
 from measureflow.flows.drifts import drift, pairs_key
 from measureflow.flows.flow import AbstractFlow, finite_state, optimiser_step
@@ -26,11 +28,9 @@ from measureflow.flows.integrators import euler_maruyama
 from measureflow.flows.observing import observed
 from measureflow.flows.preconditioners import AbstractPreconditioner
 from measureflow.flows.scalings import AbstractScaling, Identity
-from measureflow.flows.schedules import Tabulated
 from measureflow.flows.wasserstein import ParticleState
 from measureflow.numerics.interactions import AbstractInteractions, ExactInteractions
 from measureflow.numerics.pair_sums import well_conditioned
-from measureflow.numerics.ring import RingInteractions
 from measureflow.numerics.stein_sums import stein_sum
 from measureflow.spaces.bandwidths import KernelOrBandwidth, kernel_at, require_kernel
 from measureflow.spaces.empirical import Empirical
@@ -175,15 +175,10 @@ class SteinFlow(AbstractFlow):
         return finite_state(state.particles, state.memory if self.preconditioner is not None else None)
 
     def on(self, mesh: Mesh) -> "SteinFlow":
-        if not isinstance(self.interactions, ExactInteractions):
-            return self
-        return eqx.tree_at(lambda flow: flow.interactions, self, RingInteractions(mesh))
+        return round_the_ring(self, mesh)
 
     def tabulated(self, first: int, used: int, length: int) -> "SteinFlow":
-        if self.step_size is None or not callable(self.step_size):
-            return self
-        table = Tabulated(self.step_size, first, used, length)
-        return eqx.tree_at(lambda flow: flow.step_size, self, table)
+        return tabulated_step_size(self, first, used, length)
 
     def observe(
         self,

@@ -27,8 +27,10 @@ from measureflow.flows.arguments import (
     require_interactions,
     require_mover,
     require_preconditioner,
+    round_the_ring,
     step_size_at,
     step_size_or_schedule,
+    tabulated_step_size,
 )
 from measureflow.flows.drifts import drift, pairs_key
 from measureflow.flows.entropies import AbstractEntropy, AbstractScore, Noise, require_entropy
@@ -56,9 +58,7 @@ from measureflow.flows.metropolis import (
 from measureflow.flows.observing import observed
 from measureflow.flows.preconditioners import AbstractPreconditioner
 from measureflow.flows.scalings import AbstractScaling, Identity
-from measureflow.flows.schedules import Tabulated
 from measureflow.numerics.interactions import AbstractInteractions, ExactInteractions
-from measureflow.numerics.ring import RingInteractions
 from measureflow.spaces.empirical import Empirical
 from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.problem import Problem
@@ -282,15 +282,10 @@ class WassersteinFlow(AbstractFlow):
         return finite_state(state.particles, None if self.preconditioner is None else state.memory)
 
     def on(self, mesh: Mesh) -> "WassersteinFlow":
-        if not isinstance(self.interactions, ExactInteractions):
-            return self
-        return eqx.tree_at(lambda flow: flow.interactions, self, RingInteractions(mesh))
+        return round_the_ring(self, mesh)
 
     def tabulated(self, first: int, used: int, length: int) -> "WassersteinFlow":
-        if self.step_size is None or not callable(self.step_size):
-            return self
-        table = Tabulated(self.step_size, first, used, length)
-        return eqx.tree_at(lambda flow: flow.step_size, self, table)
+        return tabulated_step_size(self, first, used, length)
 
     def observe(
         self,

@@ -293,8 +293,7 @@ class NegativeBinomial(AbstractLikelihood):
         return 2
 
     def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
-        concentration = softplus(outputs[..., 1]) + _MARGIN
-        return dist.NegativeBinomial2(_mean_count(outputs[..., 0]), concentration)
+        return _negative_binomial(outputs)
 
 
 def _smallest_ratio(value: Any) -> Float[Array, ""]:
@@ -370,9 +369,11 @@ class ZeroInflatedNegativeBinomial(AbstractLikelihood):
         return 3
 
     def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
-        concentration = softplus(outputs[..., 1]) + _MARGIN
-        counts = dist.NegativeBinomial2(_mean_count(outputs[..., 0]), concentration)
-        return ZeroInflatedLogits(counts, outputs[..., 2])
+        return ZeroInflatedLogits(_negative_binomial(outputs), outputs[..., 2])
+
+
+def _negative_binomial(outputs: Float[Array, "*batch k"]) -> Distribution:
+    return dist.NegativeBinomial2(_mean_count(outputs[..., 0]), softplus(outputs[..., 1]) + _MARGIN)
 
 
 def _scale(

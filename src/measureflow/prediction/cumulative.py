@@ -127,10 +127,8 @@ def _beta(distribution: Beta, value: Numbers) -> Pair:
 def _zero_inflated(distribution: ZeroInflatedProbs, value: Numbers) -> Pair:
     """g + (1 − g) P(Y ≤ y) and (1 − g) P(Y > y), with g the probability of a 0 that is no count."""
     below, above = tails(distribution.base_dist, value)
-    gate = strong(distribution.gate)
-    return jnp.where(value < 0, 0.0, gate + (1 - gate) * below), (1 - gate) * above + jnp.where(
-        value < 0, gate, 0.0
-    )
+    gate, inside = strong(distribution.gate), value >= 0
+    return jnp.where(inside, gate + (1 - gate) * below, 0.0), jnp.where(inside, (1 - gate) * above, 1.0)
 
 
 @tails.register
