@@ -3,6 +3,8 @@
 import collections
 import os
 
+# Programs of the tests are not kept.
+os.environ["MEASUREFLOW_CACHE"] = "off"
 # Tests run side by side: one thread each, instead of all of them on all cores.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"

@@ -277,7 +277,7 @@ class Slow:
         while time.monotonic() < end:
             time.sleep(0.01)
         self.shape_ = type("Shape", (), {"hidden": (8,), "encoding": 0, "likelihood": "mixture"})
-        self.prior_weight_, self.validation_scores_ = 0.3, {"log_density": np.zeros(0)}
+        self.members_, self.validation_scores_ = {"share_of_steps": np.ones(1)}, {"log_density": np.zeros(0)}
         self.spread_, self.spread_power_, self.typical_deviation_ = 2.0 if not self.fits else 1.0, 1.0, 1.0
         self.n_iter_ = 0
         while self.n_iter_ < self.steps:
@@ -305,7 +305,7 @@ def test_a_fit_without_time_begins_again_with_the_steps_there_is_time_for(monkey
     assert model.fits[-1] == pytest.approx(model.steps, abs=20), "to the end, where the step size is 0"
     assert model.steps < 500
     # What held-out rows chose is kept.
-    assert (model.hidden, model.prior_weight, model.spread_) == ((8,), 0.3, 2.0)
+    assert (model.hidden, model.members, model.spread_) == ((8,), model.members_, 2.0)
     assert "fewer steps than the usual 1000" in notes[0]
 
 

@@ -18,15 +18,16 @@ def test_bins_are_piecewise_linear():
     encoding = PiecewiseLinear.learn(column, 4)
     assert_close(encoding.edges, [[-2.0, -1.0, 0.0, 1.0, 2.0]], 1e-6)
     found = encoding(np.array([[-2.0], [-0.5], [2.0]], np.float32))
-    assert_close(found, [[-1, -1, -1, -1], [1, 0, -1, -1], [1, 1, 1, 1]], 1e-6)
+    assert_close(found[:, 0], [-2.0, -0.5, 2.0], 1e-7)  # the column itself
+    assert_close(found[:, 1:], [[-1, -1, -1, -1], [1, 0, -1, -1], [1, 1, 1, 1]], 1e-6)
 
 
 def test_numbers_beyond_the_bins_are_far_but_bounded():
     encoding = PiecewiseLinear.learn(np.linspace(0, 4, 401, dtype=np.float32)[:, None], 4)
     found = encoding(np.array([[-1.0], [5.0], [1e30], [-1e30]], np.float32))
     # The first and the last bin go on, for two widths: 2·(−2) − 1 and 2·3 − 1.
-    assert_close(found[:, 0], [-3, 1, 1, -5], 1e-5)
-    assert_close(found[:, 3], [-1, 3, 5, -1], 1e-5)
+    assert_close(found[:, 1], [-3, 1, 1, -5], 1e-5)
+    assert_close(found[:, 4], [-1, 3, 5, -1], 1e-5)
 
 
 def test_repeated_values_and_two_values():
@@ -35,7 +36,7 @@ def test_repeated_values_and_two_values():
     )
     encoding = PiecewiseLinear.learn(inputs.astype(np.float32), 8)
     assert encoding.binned.tolist() == [False, False, True]
-    assert encoding.width == 1 + 1 + 8
+    assert encoding.width == 3 + 8
     found = encoding(inputs.astype(np.float32))
     assert np.all(np.isfinite(found))
     assert_close(found[:, 0], inputs[:, 0], 1e-7)
@@ -114,11 +115,22 @@ def test_targets_that_have_no_logarithm_raise(y):
 
 def test_what_is_given_is_not_chosen():
     shapes = default_shapes(1_000, 8, ("heteroscedastic", "mixture"))
-    assert len(shapes) == 3
+    assert shapes == (Shape((32, 32, 32), 16, "mixture"),)
     (one,) = given(shapes, hidden=(7,), encoding=0, likelihood="student_t")
     assert one == Shape((7,), 0, "student_t")
-    assert {shape.hidden for shape in given(shapes, hidden=(7,))} == {(7,)}
-    assert len(given(shapes, hidden=(7,))) == 3
+    counts = default_shapes(1_000, 8, ("heteroscedastic", "mixture", "negative_binomial"))
+    assert given(counts, hidden=(7,)) == (Shape((7,), 16, "mixture"), Shape((7,), 16, "negative_binomial"))
+
+
+def test_networks_go_by_rows():
+    laws = ("heteroscedastic", "mixture")
+    found = {rows: default_shapes(rows, 8, laws)[0] for rows in (49, 50, 299, 300, 4_999, 5_000)}
+    assert found[49] == Shape((50,), 0, "heteroscedastic"), "too few to choose by"
+    assert found[50] == found[299] == Shape((16,) * 4, 16, "mixture")
+    assert found[300] == found[4_999] == Shape((32,) * 3, 16, "mixture")
+    assert found[5_000] == Shape((64,) * 3, 16, "mixture")
+    assert default_shapes(1_000, 8, (None,)) == (Shape((32,) * 3, 16),), "classes"
+    assert default_shapes(10**6, 1_000, laws)[0].encoding == 0, "bins would not fit into memory"
 
 
 @pytest.mark.parametrize("encoding", [1, -2, 2.5, "bins"])

@@ -218,11 +218,13 @@ def test_the_prior_weight_and_the_spread_are_chosen_where_there_are_rows():
     many = np.random.default_rng(0).normal(size=(60, 2))
     noise = 0.3 * np.random.default_rng(1).normal(size=60)
     estimator = shell(prior_weight=None).fit(many, many[:, 0] + noise)
-    candidates = [tuple(candidate) for candidate in WITHOUT_ENTROPY]
+    candidates = [tuple(candidate) for candidate in WITHOUT_ENTROPY if candidate.prior_weight == 1]
     tried = estimator.validation_scores_
     assert list(zip(tried["prior_weight"], tried["share_of_steps"], strict=True)) == candidates
     chosen = (estimator.prior_weight_, estimator.n_iter_ / SHELL["steps"])
     assert chosen in candidates
+    assert estimator.members_["prior_weight"].tolist() == [1.0] * SHELL["particles"]
+    assert tried["share"].max() == 1.0, "three networks are one part"
     assert estimator.spread_ in FACTORS
     assert estimator.spread_power_ in POWERS
     best = max(tried["log_density"])

@@ -186,7 +186,7 @@ def test_a_killed_fit_goes_on_where_it_was(tmp_path, capfd, monkeypatch):
     with run_script(body, tmp_path / "run") as killed:
         assert killed.wait() == -signal.SIGKILL, killed.communicate()
     whole, steps = mf.EnsembleRegressor(**settings).fit(*table(60)), []
-    monkeypatch.setattr(training.Trainer, "_choose", None)
+    monkeypatch.setattr(training, "chosen_on_folds", None)
     resumed = mf.EnsembleRegressor(**settings)
     resumed.fit(
         *table(60),
@@ -308,7 +308,7 @@ def test_an_interrupt_while_choosing_raises(monkeypatch):
 
     monkeypatch.setattr(trials.Trials, "advance", interrupted)
     estimator = regressor(prior_weight=None)
-    with pytest.raises(KeyboardInterrupt, match="choosing the prior's weight: nothing was trained yet"):
+    with pytest.raises(KeyboardInterrupt, match="choosing how to train: nothing was trained yet"):
         estimator.fit(*table(60))
     with pytest.raises(NotFittedError):
         estimator.predict(X)

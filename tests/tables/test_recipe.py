@@ -13,21 +13,30 @@ import scipy.stats
 from helpers import assert_close, assert_within, key, monte_carlo
 from quick import quickly_compiled  # noqa: F401
 
+import measureflow as mf
 from measureflow.flows.schedules import CosineDecay
 from measureflow.networks.likelihoods import Categorical, Heteroscedastic
 from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.networks.network import Network
 from measureflow.tables.choosing import (
     FACTORS,
+    FEW,
     FEWEST_TO_CHOOSE,
     MANY,
     NO_SPREAD,
     POWERS,
     SPREADS,
     TEMPERATURES,
+    Choice,
     Trial,
-    choose,
+    combined,
+    log_score_shares,
+    parts_of,
+    spread_for,
+    trials_of,
 )
+from measureflow.tables.encoding import PiecewiseLinear
+from measureflow.tables.members import columns_of, parts_given
 from measureflow.tables.methods import METHODS, WITH_ENTROPY, WITHOUT_ENTROPY, Candidate
 from measureflow.tables.models import Model, Shape
 from measureflow.tables.recipe import Recipe, batch_size_for, steps_for
@@ -35,6 +44,7 @@ from measureflow.tables.stopping import PATIENCE, Best
 from measureflow.tables.table import Table, stacked
 from measureflow.tables.training import Trainer
 from measureflow.tables.trials import Plan
+from measureflow.tables.views import Views
 
 # NumPyro and Optax promote integers and ranks.
 pytestmark = pytest.mark.standard_promotion
@@ -54,9 +64,11 @@ def held_out(means, rows=400, noise=1.0, seed=0):
     return values - values.mean(axis=-1, keepdims=True) + np.asarray(means)[:, None, None]
 
 
-def chosen(densities, weights=None):
+def chosen(densities, weights=None, parts=1):
     weights = np.ones(densities.shape[-1]) if weights is None else weights
-    return choose(dict(zip(TRIALS, densities, strict=False)), weights)
+    choice = combined(dict(zip(TRIALS, densities, strict=False)), weights, parts)
+    spread = spread_for(densities[TRIALS.index(choice.parts[0])], weights)
+    return choice._replace(spread=spread)
 
 
 @pytest.mark.parametrize("gap", [0.5, 0.01])
@@ -65,7 +77,7 @@ def test_the_best_mean_is_chosen(gap):
         means = np.zeros(3)
         means[best] = gap
         choice = chosen(held_out(means))
-        assert choice.trial == TRIALS[best]
+        assert choice.parts == (TRIALS[best],)
         assert choice.spread == NO_SPREAD
         assert_close([choice.scores[trial] for trial in TRIALS], means, 1e-6)
 
@@ -73,7 +85,8 @@ def test_the_best_mean_is_chosen(gap):
 def test_models_are_told_apart():
     other = Trial(1, THREE[0])
     densities = {TRIALS[0]: held_out([0.0])[0], other: held_out([0.1])[0]}
-    assert choose(densities, np.ones(400)).trial == other
+    assert combined(densities, np.ones(400), 1).parts == (other,)
+    assert set(combined(densities, np.ones(400), 4).parts) == {other}, "parts are of one model"
 
 
 @pytest.mark.parametrize("lost", [np.nan, -np.inf, np.inf])
@@ -81,19 +94,119 @@ def test_a_candidate_that_diverged_is_never_chosen(lost):
     densities = held_out([0.0, 0.0, -5.0])
     densities[0, 0, 7] = densities[1] = lost
     choice = chosen(densities)
-    assert choice.trial == TRIALS[2]
+    assert choice.parts == (TRIALS[2],)
     assert choice.scores[TRIALS[0]] == choice.scores[TRIALS[1]] == -np.inf
+    assert TRIALS[1] not in chosen(densities, parts=4).parts
 
 
 def test_weights_of_held_out_rows_count():
     """The second is better on most rows, the first on those that weigh."""
     better = np.where(np.arange(400) < 100, 1.0, -1.0)
     densities = np.stack([better, -better])[:, None] + 0.01 * held_out([0.0, 0.0])
-    assert chosen(densities).trial == TRIALS[1]
+    assert chosen(densities).parts == (TRIALS[1],)
     weights = np.where(np.arange(400) < 100, 9.0, 1.0)
     choice = chosen(densities, weights)
-    assert choice.trial == TRIALS[0]
+    assert choice.parts == (TRIALS[0],)
     assert_close(choice.scores[TRIALS[0]], np.average(densities[0, 0], weights=weights), 1e-6)
+
+
+def test_shares_minimise_the_log_score_of_weighted_particles():
+    """The laws as particles of `LogScore`: by its first variation no share can gain, and none that is > 0 can
+    lose."""
+    rng = np.random.default_rng(0)
+    densities = rng.normal(size=(4, 300)) - np.array([[0.0], [0.2], [0.0], [5.0]])
+    shares = log_score_shares(densities, np.ones(300), iterations=3_000)
+
+    class Recalled(NegativeLogLikelihood):
+        def __init__(self):
+            self.network, self.likelihood = linear(), unit_normal
+
+        def log_likelihood(self, theta, batch):
+            return theta
+
+    def score(shares):
+        measure = mf.Empirical(jnp.asarray(densities, jnp.float32), jnp.maximum(shares, 1e-7))
+        return mf.LogScore(Recalled()).value(measure, (jnp.ones((300, 2)), jnp.ones(300)))
+
+    variations = -np.asarray(jax.grad(score)(jnp.asarray(shares, jnp.float32)))
+    assert shares[3] < 1e-6 < 0.05 < shares[:3].min()
+    assert_close(variations[:3], np.full(3, variations[0]), 2e-3)
+    assert variations[3] < variations[0] - 0.1
+    # Mutant: all the same.
+    assert score(jnp.full(4, 0.25)) > score(jnp.asarray(shares, jnp.float32)) + 0.01
+
+
+def test_shares_of_rows_that_weigh_are_those_of_repeated_rows():
+    densities = np.random.default_rng(0).normal(size=(3, 50))
+    weights = np.random.default_rng(1).integers(0, 4, size=50)
+    repeated = log_score_shares(np.repeat(densities, weights, axis=1), np.ones(weights.sum()))
+    assert_close(log_score_shares(densities, weights.astype(float)), repeated, 1e-9)
+
+
+def test_parts_are_as_their_shares():
+    """Two laws, one of which is right on three rows of four."""
+    right = np.arange(400) % 4 > 0
+    densities = np.where(np.stack([right, ~right]), 0.0, -20.0)[:, None]
+    choice = chosen(densities, parts=4)
+    assert choice.parts == (TRIALS[0],) * 3 + (TRIALS[1],)
+    assert_close([choice.shares[trial] for trial in TRIALS[:2]], [0.75, 0.25], 1e-6)
+    assert chosen(densities, parts=1).parts == (TRIALS[0],)
+
+
+def test_how_many_parts():
+    found = {particles: parts_of(particles) for particles in (1, 5, 8, 10, 12, 20, 30, 50, 100)}
+    assert found == {1: 1, 5: 1, 8: 2, 10: 2, 12: 3, 20: 4, 30: 3, 50: 2, 100: 4}
+    assert [parts_of(20, devices) for devices in (1, 2, 4, 5, 8)] == [4, 2, 1, 4, 1]
+
+
+def test_what_is_tried_goes_by_rows_and_views():
+    both, columns = (False, True), (False,)
+    assert trials_of([columns], THREE, FEWEST_TO_CHOOSE - 1) == [TRIALS[0]]
+    assert trials_of([both, columns], THREE, FEWEST_TO_CHOOSE) == [
+        Trial(0, THREE[0], False),
+        Trial(0, THREE[1], False),
+        Trial(0, THREE[0], True),
+        Trial(0, THREE[1], True),
+        Trial(1, THREE[0], False),
+        Trial(1, THREE[1], False),
+    ]
+    assert len(trials_of([both], THREE, FEW)) == 6
+
+
+def test_members_are_parts_as_columns():
+    parts = (TRIALS[0], TRIALS[1], TRIALS[1], Trial(0, THREE[1], True))
+    members = columns_of(part for part in parts for _ in range(5))
+    assert parts_given(members) == parts
+    assert members["prior_weight"].tolist() == [1.0] * 5 + [0.3] * 15
+    assert members["binned"].tolist() == [0.0] * 15 + [1.0] * 5
+    assert parts_given(columns_of([TRIALS[0]] * 20)) == (TRIALS[0],), "one part, where all are alike"
+
+
+# What a network sees
+
+
+def test_networks_without_weights_are_those_that_do_not_see():
+    inputs = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    inputs[:, 1] = inputs[:, 1] > 0
+    encoding = PiecewiseLinear.learn(inputs, 4)
+    views, rows = Views.of(encoding), encoding(inputs)
+    network = Network.mlp(encoding.width, (5,), 2)
+    theta = network.init(key(0))
+    columns, bins = [0, 1, 2], list(range(3, 11))
+    for binned, seen in ((0.0, columns), (1.0, [1, *bins])):
+        hidden = np.setdiff1d(np.arange(encoding.width), seen)
+        blind = rows.copy()
+        blind[:, hidden] = 0.0
+        pruned = views.pruned(theta, jnp.asarray(binned))
+        assert_close(network.apply(pruned, rows), network.apply(theta, blind), 1e-6)
+        assert_close(views(jnp.asarray(binned)), np.isin(np.arange(encoding.width), seen), 0)
+        # As if it had the inputs that it sees, and no others.
+        alone, found = (
+            Network.mlp(len(seen), (5,), 2).prior(),
+            views.prior(network.prior(), jnp.asarray(binned)),
+        )
+        assert_close(found.scale[0]["weight"], alone.scale[0]["weight"], 1e-6)
+        assert_close(found.scale[1]["weight"], alone.scale[1]["weight"], 1e-6)
 
 
 def widened(noise, rows, rng, deviations=1.0):
@@ -158,7 +271,7 @@ def test_spreads_are_those_of_the_candidate_that_is_chosen():
     wide, narrow = widened(2.0, 500, rng), widened(0.5, 500, rng)
     for pair, best in (([wide, narrow], 1), ([narrow, wide], 0)):
         choice = chosen(np.concatenate(pair))
-        assert choice.trial == TRIALS[best]
+        assert choice.parts == (TRIALS[best],)
         assert abs(np.log(choice.spread[0] / 0.5)) < 0.25
 
 
@@ -278,8 +391,8 @@ def test_statement():
     w = jnp.asarray(0.3, jnp.float32)
     problems = {}
     for name, method in METHODS.items():
-        plan = Plan.of(Summed(), prior, Recipe(method), rows=2)
-        problems[name] = method.problem(plan.setting(jnp.asarray([0.3, 100.0])))
+        plan = Plan.of(Summed(), prior, None, Recipe(method), rows=2)
+        problems[name] = method.problem(plan.setting(jnp.asarray([0.3, 100.0, 0.0])))
     batch = jnp.asarray([2.0, 5.0])
     for method, problem in problems.items():
         energy = problem.free_energy(batch)
@@ -348,9 +461,23 @@ def test_deep_ensembles_reach_ridge_regression():
         assert np.linalg.norm(expected - ridge(table, 1e-9)[0]) > 0.3, "the prior shrinks"
         for particle in theta:
             assert_close(particle, expected, 2e-3)
-    assert [one.choice for one in found.of_tables] == [(Trial(0, Candidate(20.0)), NO_SPREAD, {}, 1.0)] * 3
+    assert [one.choice for one in found.of_tables] == [Choice((Trial(0, Candidate(20.0)),))] * 3
     assert [one.steps for one in found.of_tables] == [4_000] * 3
     assert [one.planned for one in found.of_tables] == [4_000] * 3
+
+
+def test_parts_of_an_ensemble_reach_what_each_is_asked_for():
+    """Two of them with other prior weights, in one program."""
+    table, weights = a_table(30, seed=2), (20.0, 200.0)
+    choice = Choice(tuple(Trial(0, Candidate(weight)) for weight in weights))
+    recipe = Recipe(METHODS["DE"], particles=6, batch_size=10**6)
+    found = trainer(linear(), recipe, 1, 4_000).fit([table], key(0), given=[choice])
+    theta = stacked_coefficients(found)[0]
+    assert theta.shape == (6, 3)
+    for part, weight in zip((theta[:3], theta[3:]), weights, strict=True):
+        expected, _ = ridge(table, weight)
+        assert_close(part, np.broadcast_to(expected, (3, 3)), 2e-3)
+    assert np.linalg.norm(ridge(table, 20.0)[0] - ridge(table, 200.0)[0]) > 0.3
 
 
 def test_batches_reach_the_same():
@@ -378,7 +505,7 @@ def test_parametric_inference_reaches_the_best_gaussian():
 def test_log_densities_are_those_of_the_widened_mixture(power):
     network, likelihood = Network.mlp(2, (3,), 2), Heteroscedastic(smallest_scale=1e-3)
     prior, table = network.prior(), a_table(6)
-    plan = Plan.of(NegativeLogLikelihood(network, likelihood), prior, Recipe(METHODS["DE"]), rows=6)
+    plan = Plan.of(NegativeLogLikelihood(network, likelihood), prior, None, Recipe(METHODS["DE"]), rows=6)
     particles, factors = prior.sample(key(3), 4), np.array([0.5, 1.0, 2.0])
     spreads = np.stack([factors, np.full(3, power)], axis=1)
     rows = jnp.asarray(table.inputs), jnp.asarray(table.targets), jnp.asarray(table.weights)
@@ -403,7 +530,7 @@ def test_rows_that_fill_a_table_up_are_not_typical():
     """Those of weight 0, whose laws are far wider."""
     network, likelihood = Network.mlp(2, (3,), 2), Heteroscedastic(smallest_scale=1e-3)
     prior, table = network.prior(), a_table(6)
-    plan = Plan.of(NegativeLogLikelihood(network, likelihood), prior, Recipe(METHODS["DE"]), rows=6)
+    plan = Plan.of(NegativeLogLikelihood(network, likelihood), prior, None, Recipe(METHODS["DE"]), rows=6)
     particles, spreads = prior.sample(key(3), 4), jnp.ones((1, 2))
     inputs = jnp.asarray(table.inputs).at[4:].multiply(100.0)
     targets = jnp.asarray(table.targets)
@@ -417,7 +544,7 @@ def test_rows_that_fill_a_table_up_are_not_typical():
 def test_log_densities_of_classes_are_those_of_the_tempered_mixture():
     network, likelihood = Network.mlp(2, (3,), 3), Categorical(classes=3)
     prior, table = network.prior(), a_table(6)
-    plan = Plan.of(NegativeLogLikelihood(network, likelihood), prior, Recipe(METHODS["DE"]), rows=6)
+    plan = Plan.of(NegativeLogLikelihood(network, likelihood), prior, None, Recipe(METHODS["DE"]), rows=6)
     particles, classes = prior.sample(key(3), 4), np.array([0, 1, 2, 0, 1, 2], np.int32)
     rows = jnp.asarray(table.inputs), jnp.asarray(classes), jnp.asarray(table.weights)
     densities, _ = plan.log_densities(jnp.asarray([[0.5, 1.0], [3.0, 1.0]]), particles, *rows)

@@ -23,7 +23,7 @@ def described(model: TableModel) -> list[tuple[str, str]]:
         ),
         ("inputs", _inputs(estimator)),
         ("network and law", estimator.shape_.name),
-        ("prior weight", f"{estimator.prior_weight_:g}"),
+        ("networks trained with", members(estimator)),
     ]
     if model.is_classifier:
         lines.insert(2, ("classes", ", ".join(map(str, estimator.classes_))))
@@ -48,12 +48,26 @@ def tried(model: TableModel) -> list[dict[str, Any]]:
     return [
         {
             "network and law": str(scores["model"][i]),
+            "sees": "bins" if scores["binned"][i] else "columns",
             "prior weight": f"{scores['prior_weight'][i]:g}",
             "share of steps": f"{scores['share_of_steps'][i]:g}",
             "log density of held-out rows": f"{scores['log_density'][i]:.3f}",
+            "share of the ensemble": f"{scores['share'][i]:.0%}",
         }
         for i in order
     ]
+
+
+def members(estimator: Any) -> str:
+    """How many networks have which prior weight, and what they see: "15 with prior weight 1, 5 with 0.3"."""
+    columns = estimator.members_
+    pairs = Counter(zip(columns["prior_weight"].tolist(), columns["binned"].tolist(), strict=True))
+    bins = len({binned for _, binned in pairs}) > 1
+    texts = []
+    for (weight, binned), number in pairs.most_common():
+        sees = f", seeing {'bins' if binned else 'columns'}" if bins else ""
+        texts.append(f"{number} with prior weight {weight:g}{sees}")
+    return "; ".join(texts)
 
 
 def _method(estimator: Any) -> str:

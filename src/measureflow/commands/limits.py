@@ -96,12 +96,10 @@ def fit_within(estimator: Any, frame: Any, targets: Any, seconds: float | None) 
 
 def _usual_steps(estimator: Any, rows: int, classes: bool) -> int:
     """Of the model that was chosen, without a limit."""
-    shape, scores = estimator.shape_, estimator.validation_scores_
+    shape = estimator.shape_
     simple = shape.encoding == 0 and len(shape.hidden) <= 1
     steps = steps_for(rows, dimension(estimator.network_.prior().mean), classes=classes, simple=simple)
-    if len(scores["log_density"]):
-        steps *= float(scores["share_of_steps"][np.argmax(scores["log_density"])])
-    return int(steps)
+    return int(steps * np.max(estimator.members_["share_of_steps"]))
 
 
 def _fit(estimator: Any, frame: Any, targets: Any, pace: Pace, for_choosing: float) -> bool:
@@ -163,7 +161,7 @@ def _plain(classes: bool) -> dict[str, Any]:
 def _chosen(estimator: Any) -> dict[str, Any]:
     """What a fit that was ended has chosen, to be given to the next."""
     shape = estimator.shape_
-    found = {"hidden": shape.hidden, "encoding": shape.encoding, "prior_weight": estimator.prior_weight_}
+    found = {"hidden": shape.hidden, "encoding": shape.encoding, "members": estimator.members_}
     return found | ({"likelihood": shape.likelihood} if hasattr(estimator, "likelihood") else {})
 
 

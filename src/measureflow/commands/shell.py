@@ -93,6 +93,7 @@ def fit(
 ) -> None:
     """Fit a model to a table, and write it to a file."""
     with _told():
+        from measureflow.commands.describing import members
         from measureflow.commands.files import require_writable
         from measureflow.commands.fitting import fit_task
         from measureflow.saving.documents import save
@@ -106,7 +107,7 @@ def fit(
         model = fit_task(ready, settings, time, seed, sys.stderr.isatty())
         _say(*(f"note: {note}" for note in model.about["notes"]))
         save(model, out, force=force)
-        chosen = f"{model.estimator.shape_.name}, prior weight {model.estimator.prior_weight_:g}"
+        chosen = f"{model.estimator.shape_.name}; networks: {members(model.estimator)}"
         _say(f"{model.estimator.n_iter_} steps in {model.about['seconds']} s: {chosen}.", f"Wrote {out}.")
 
 

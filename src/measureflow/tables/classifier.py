@@ -38,11 +38,11 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     particles : int
         How many networks.
     hidden : sequence of int, optional
-        Widths of the hidden layers. None lets held-out rows choose between one layer, of 50 units or 100
-        beyond 20,000 rows, and several: four of 16, or three of 32 from 5,000 rows on.
+        Widths of the hidden layers. None goes by the number of rows: four layers of 16 below 300, three of
+        32, or three of 64 from 5,000 on; one of 50 where rows are too few to hold some out, below 50.
     encoding : int, optional
-        Into how many piecewise-linear bins a column of numbers is cut; 0 is none. None lets held-out rows
-        choose between none and 16.
+        Into how many piecewise-linear bins a column of numbers is cut, for networks to see in its place; 0 is
+        none. None lets held-out rows choose which networks see 16 bins, and which the columns.
     activation : str
         Several may be joined with +: each gets its share of the hidden units.
     class_weight : dict or "balanced", optional
@@ -50,8 +50,8 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         "balanced" makes all weigh the same. Probabilities are then those of a world in which classes have
         these weights. None leaves classes as frequent as they are, and probabilities as they should be.
     prior_weight : float, optional
-        In multiples of 1/n: 1 is the Bayes posterior, smaller is colder. None chooses it by the predictive
-        probability of held-out rows.
+        In multiples of 1/n: 1 is the Bayes posterior, smaller is colder. None lets held-out rows choose one
+        or several, by the predictive probability of the ensemble.
     mmd : float
         The weight of MMD² in multiples of J times the prior's, J the number of parameters: so the two stay
         in proportion.
@@ -72,6 +72,9 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         An integer makes a fit reproducible.
     verbose : int
         1 shows progress on stderr, and how long it will take.
+    members : dict of arrays, optional
+        How each network is trained, as `members_` of another fit has it; with `hidden`, `encoding` and
+        `likelihood` nothing is chosen then. None lets held-out rows choose.
     mesh : jax.sharding.Mesh, optional
         Devices with an axis "particles", over which the particles are cut. It is not pickled or saved.
 
@@ -90,7 +93,11 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     encoding_ : PiecewiseLinear or None
         The bins of the columns.
     prior_weight_ : float
-        As given or chosen.
+        As given, or of most networks.
+    members_ : dict of arrays
+        How each network was trained: its `prior_weight`, its `share_of_steps`, and whether it sees bins,
+        `binned`. An ensemble of 20 has four parts of five, each trained by one of the candidates, as often
+        as its share of the log score of held-out rows says.
     spread_ : float
         The temperature of the classes, by which held-out rows correct how sure the networks are: above 1 less
         sure, below 1 surer; 1 where nothing was chosen. `spread_power_` and `typical_deviation_` are 1.
@@ -99,8 +106,8 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     history_ : History
         Of the final training, at some fifty steps, as in `EnsembleRegressor`.
     validation_scores_ : dict of arrays
-        `model`, `prior_weight`, `share_of_steps` and `log_density`, the mean held-out log probability, of
-        each candidate.
+        `model`, `prior_weight`, `share_of_steps`, `binned`, `log_density`, the mean held-out log probability,
+        and `share` of each candidate, as in `EnsembleRegressor`.
     input_mean_, input_scale_ : array
         Scaling.
     n_features_in_, feature_names_in_ : int, array of str
@@ -130,6 +137,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         warm_start: bool = False,
         random_state: Any = None,
         verbose: int = 0,
+        members: dict[str, np.ndarray] | None = None,
         mesh: Mesh | None = None,
     ):
         super().__init__(
@@ -148,6 +156,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
             warm_start=warm_start,
             random_state=random_state,
             verbose=verbose,
+            members=members,
             mesh=mesh,
         )
         self.class_weight = class_weight

@@ -25,9 +25,10 @@ class PiecewiseLinear(eqx.Module):
 
         eₜ = 2 clip((x − bₜ₋₁)/(bₜ − bₜ₋₁), 0, 1) − 1
 
-    (Gorishniy et al., 2022, "On embeddings for numerical features in tabular deep learning"). The first and
-    the last bin go on beyond their ends, by twice their width at most, so that an outlier is far away, but
-    not farther. Other columns stay as they are.
+    (Gorishniy et al., 2022, "On embeddings for numerical features in tabular deep learning"), behind all
+    columns as they are. The first and the last bin go on beyond their ends, by twice their width at most, so
+    that an outlier is far away, but not farther. A network sees bins, or the columns that they are cut from:
+    see `seen`.
 
     Parameters
     ----------
@@ -56,15 +57,20 @@ class PiecewiseLinear(eqx.Module):
     @property
     def width(self) -> int:
         """How many numbers it makes of a row."""
-        return int(np.where(self.binned, self.bins, 1).sum())
+        return len(self.binned) + self.bins * int(self.binned.sum())
+
+    def seen(self, binned: bool) -> np.ndarray:
+        """1 for each of these numbers that a network sees, 0 for others: bins, or the columns that are cut
+        into them, and in either case all other columns."""
+        columns = ~self.binned if binned else np.ones(len(self.binned), bool)
+        bins = np.full(self.bins * int(self.binned.sum()), binned)
+        return np.concatenate([columns, bins]).astype(np.float32)
 
     def __call__(self, inputs: np.ndarray) -> np.ndarray:
         """Rows (rows, columns) as (rows, width)."""
-        columns = [
-            self._encoded(column, edges) if cut else column[:, None]
-            for column, edges, cut in zip(inputs.T, self.edges, self.binned, strict=True)
-        ]
-        return np.concatenate(columns, axis=1).astype(np.float32)
+        cut = zip(inputs.T[self.binned], self.edges[self.binned], strict=True)
+        bins = [self._encoded(column, edges) for column, edges in cut]
+        return np.concatenate([inputs, *bins], axis=1).astype(np.float32)
 
     def _encoded(self, column: np.ndarray, edges: np.ndarray) -> np.ndarray:
         widths = np.diff(edges)

@@ -16,6 +16,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
+from measureflow.core.compiled import keep_programs
 from measureflow.core.pytrees import dimension
 from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.networks.network import Network
@@ -26,10 +27,12 @@ from measureflow.runs.driver import Callback, require_callback
 from measureflow.runs.history import History
 from measureflow.saving.container import PathLike
 from measureflow.saving.documents import save
+from measureflow.tables.choosing import Choice
 from measureflow.tables.convergence import not_converged
 from measureflow.tables.encoding import PiecewiseLinear, encoded
 from measureflow.tables.frames import Columns
 from measureflow.tables.inputs import numbers, scaling
+from measureflow.tables.members import columns_of, parts_given
 from measureflow.tables.methods import Method, method_of
 from measureflow.tables.models import Model, Shape, given, require_encoding, require_hidden
 from measureflow.tables.reading import is_frame
@@ -67,6 +70,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
     likelihood_: Callable
     particles_: Any
     prior_weight_: float
+    members_: dict[str, np.ndarray]
     spread_: float
     spread_power_: float
     typical_deviation_: float
@@ -92,6 +96,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         warm_start: bool = False,
         random_state: Any = None,
         verbose: int = 0,
+        members: dict[str, np.ndarray] | None = None,
         mesh: Mesh | None = None,
     ):
         self.method = method
@@ -109,6 +114,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         self.warm_start = warm_start
         self.random_state = random_state
         self.verbose = verbose
+        self.members = members
         self.mesh = mesh
 
     def fit(
@@ -169,7 +175,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
             )
         if self.early_stopping or mine.steps < mine.planned:
             return None
-        stopped_early = mine.choice.trial.candidate.steps < 1
+        stopped_early = max(trial.candidate.steps for trial in mine.choice.parts) < 1
         return not_converged(self.history_, stopped_early=stopped_early)
 
     def _prepare(self, X: Any, y: Any, sample_weight: Any) -> "Prepared":
@@ -277,6 +283,17 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         model = self._model(self.shape_, self.network_, self.likelihood_, self.encoding_, rows)
         return self._seen(model, self._target_units(), y)
 
+    def _given(self) -> list[Choice] | None:
+        """How each part of the ensemble is trained, where that is not to be chosen: by the fit that a warm
+        start goes on from, or by `members`."""
+        members = self.members_ if self._goes_on() else self.members
+        if members is None:
+            return None
+        if self.prior_weight is not None:
+            weights = np.full(self.particles, float(self.prior_weight))
+            members = members | {"prior_weight": weights}
+        return [Choice(parts_given(members))]
+
     def _model(
         self,
         shape: Shape,
@@ -291,16 +308,16 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
             rows, dimension(prior.mean), classes=is_classifier(self), simple=simple
         )
         loss = NegativeLogLikelihood(network, likelihood)
-        return Model(shape, loss, prior, steps, self._spreads(network, likelihood), encoding)
+        # Bins that were asked for are seen.
+        binned = (False,) if encoding is None else (True,) if self.encoding else (False, True)
+        return Model(shape, loss, prior, steps, self._spreads(network, likelihood), encoding, binned)
 
     def _recipe(self, rows: int) -> Recipe:
-        goes_on = self._goes_on() and self.prior_weight is None
-        prior_weight = self.prior_weight_ if goes_on else self.prior_weight
         return Recipe(
             method=method_of(self.method),
             particles=self.particles,
             mmd=float(self.mmd),
-            prior_weight=None if prior_weight is None else float(prior_weight),
+            prior_weight=None if self.prior_weight is None else float(self.prior_weight),
             step_size=float(self.step_size),
             batch_size=batch_size_for(rows) if self.batch_size is None else self.batch_size,
             mesh=self.mesh,
@@ -314,6 +331,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         checkpoint: Checkpoint | None = None,
     ) -> Ensembles:
         """Fit one ensemble per table, all in one program, and give each to its estimator."""
+        keep_programs()
         rng = check_random_state(self.random_state)
         tables, validation = [one.table for one in prepared], None
         if self.early_stopping:
@@ -325,8 +343,15 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
             initial = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], self.particles_)
         recipe = self._recipe(max(len(table.weights) for table in tables))
         trainer = Trainer([one.models for one in prepared], recipe, self.verbose > 0)
+        given = self._given()
         found = trainer.fit(
-            tables, key, initial=initial, validation=validation, callbacks=callbacks, checkpoint=checkpoint
+            tables,
+            key,
+            given=None if given is None else given * len(tables),
+            initial=initial,
+            validation=validation,
+            callbacks=callbacks,
+            checkpoint=checkpoint,
         )
         if not found.interrupted or len(estimators) == 1:
             for estimator, ensemble, one in zip(estimators, found.of_tables, prepared, strict=True):
@@ -334,20 +359,24 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         return found
 
     def _take(self, found: Ensemble, models: "tuple[Model, ...]") -> None:
-        choice, model = found.choice, models[found.choice.trial.model]
+        choice, model = found.choice, models[found.choice.model]
         if not self._goes_on():
             (self.spread_, self.spread_power_), self.typical_deviation_ = choice.spread, choice.typical
         self.shape_, self.encoding_ = model.shape, model.encoding
         self.network_, self.likelihood_ = model.loss.network, model.loss.likelihood
         self.particles_ = jax.tree.map(np.asarray, found.particles)
-        self.prior_weight_ = choice.trial.candidate.prior_weight
+        self.members_ = columns_of(
+            [part for part in choice.parts for _ in range(self.particles // len(choice.parts))]
+        )
+        weights, numbers = np.unique(self.members_["prior_weight"], return_counts=True)
+        self.prior_weight_ = float(weights[::-1][np.argmax(numbers[::-1])])
         self.n_iter_ = found.steps
         self.history_ = found.history
         self.validation_scores_ = {
             "model": np.array([models[trial.model].shape.name for trial in choice.scores], np.str_),
-            "prior_weight": np.array([trial.candidate.prior_weight for trial in choice.scores]),
-            "share_of_steps": np.array([trial.candidate.steps for trial in choice.scores]),
-            "log_density": np.array(list(choice.scores.values())),
+            **columns_of(choice.scores),
+            "log_density": np.array(list(choice.scores.values()), np.float64),
+            "share": np.array([choice.shares[trial] for trial in choice.scores], np.float64),
         }
 
     def _predictive(self, location: Any = None, scale: Any = None) -> Predictive:
@@ -360,6 +389,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
 
     def _map(self, function: Callable, X: Any) -> Any:
         """`function` of the predictive mixture of every row, in the units that the network sees."""
+        keep_programs()
         rows = self._rows(X)
         # Of log y, the scale is inside the exponential; its location is a factor outside.
         unit = (0.0, self._units()[1]) if self._sees_logarithms() else ()

@@ -14,6 +14,7 @@ from measureflow.runs.history import History
 from measureflow.saving.registry import kind_of, require, saved
 from measureflow.tables.encoding import PiecewiseLinear
 from measureflow.tables.frames import Columns
+from measureflow.tables.members import COLUMNS, require_members
 from measureflow.tables.methods import METHODS
 from measureflow.tables.models import Shape
 from measureflow.tables.settings import check_settings
@@ -91,6 +92,8 @@ def _require_sound(estimator: Any) -> None:
     power = estimator.spread_power_
     require(isinstance(power, float) and 0 <= power <= 1, "spread_power_ is not between 0 and 1")
     require_count("n_iter_", estimator.n_iter_, 0, "")
+    require_members(estimator.members_, estimator.particles, "members_")
+    require(estimator.members_ is not None, "members_ are missing")
     require(isinstance(estimator.history_, History), "history_ is no history")
     require(_are_scores(estimator.validation_scores_), "validation_scores_ are no scores")
     features, names = estimator.n_features_in_, getattr(estimator, "feature_names_in_", None)
@@ -144,7 +147,7 @@ def _width(columns: Any, features: int) -> int:
 
 def _are_scores(table: Any) -> bool:
     """One number of each kind for every candidate."""
-    names = {"model", "prior_weight", "share_of_steps", "log_density"}
+    names = {"model", *COLUMNS, "log_density", "share"}
     if not isinstance(table, dict) or set(table) != names:
         return False
     columns = list(table.values())

@@ -10,12 +10,11 @@ from measureflow.core.validation import require_count
 from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.saving.registry import saved
 from measureflow.spaces.measures import Gaussian
-from measureflow.tables.choosing import NO_SPREADS
+from measureflow.tables.choosing import FEW, FEWEST_TO_CHOOSE, MANY, NO_SPREADS
 from measureflow.tables.encoding import PiecewiseLinear
 from measureflow.tables.table import Table
+from measureflow.tables.views import Views
 
-# From so many rows on, one layer is wider, and several are.
-_MANY_ROWS, _ENOUGH_ROWS = 20_000, 5_000
 # Bins for a column of numbers, and how many numbers a table may have with them: one gigabyte, which is in
 # memory a few times while folds are trained.
 _BINS, _MOST_NUMBERS = 16, 250_000_000
@@ -30,7 +29,7 @@ class Shape(NamedTuple):
     hidden
         Widths of the hidden layers.
     encoding
-        The number of bins for a column of numbers; 0 leaves it as it is.
+        The number of bins for a column of numbers; 0 is none.
     likelihood
         As `likelihood=` of an estimator; None for classes.
     """
@@ -51,20 +50,14 @@ class Shape(NamedTuple):
 
 
 def default_shapes(rows: int, columns: int, likelihoods: tuple[Any, ...]) -> tuple[Shape, ...]:
-    """What held-out rows of a table may choose from, the simplest first. `likelihoods` has a plain law, where
-    there is one a law that bends, and where targets look like counts, or shares, a law of these. Bins are
-    left out where the table would not fit into memory with them."""
-    plain, bending = likelihoods[0], likelihoods[min(1, len(likelihoods) - 1)]
-    wide = (50,) if rows <= _MANY_ROWS else (100,)
-    deep = (16,) * 4 if rows < _ENOUGH_ROWS else (32,) * 3
+    """What held-out rows of a table may choose from. `likelihoods` has a plain law, where there is one a law
+    that bends, and where targets look like counts, or shares, a law of these. Too few rows to choose by have
+    one layer and the plain law. Bins are left out where the table would not fit into memory with them."""
+    if rows < FEWEST_TO_CHOOSE:
+        return (Shape((50,), 0, likelihoods[0]),)
+    hidden = (16,) * 4 if rows < FEW else (32,) * 3 if rows < MANY else (64,) * 3
     bins = _BINS if rows * columns * _BINS <= _MOST_NUMBERS else 0
-    shapes = (
-        Shape(wide, 0, plain),
-        Shape(wide, bins, bending),
-        Shape(deep, 0, bending),
-        *(Shape(wide, bins, law) for law in likelihoods[2:]),
-    )
-    return _each_once(shapes)
+    return tuple(Shape(hidden, bins, law) for law in likelihoods[1:] or likelihoods)
 
 
 def given(shapes: Iterable[Shape], **settings: Any) -> tuple[Shape, ...]:
@@ -97,6 +90,8 @@ class Model(NamedTuple):
         The factors and powers that the spread of its predictive law may have.
     encoding
         What makes more numbers of the columns, if anything does.
+    binned
+        Whether its networks see bins: what may be tried.
     units
         Those of the targets, as the estimator keeps them.
     targets
@@ -112,9 +107,15 @@ class Model(NamedTuple):
     steps: int
     spreads: np.ndarray = NO_SPREADS
     encoding: PiecewiseLinear | None = None
+    binned: tuple[bool, ...] = (False,)
     units: Any = None
     targets: Callable[[np.ndarray], np.ndarray] | None = None
     log_volume: Callable[[np.ndarray], np.ndarray] | None = None
+
+    @property
+    def views(self) -> Views | None:
+        """What networks see of columns and bins; None where there are no bins."""
+        return Views.of(self.encoding)
 
     def view(self, table: Table) -> Table:
         """The table as this model sees it."""

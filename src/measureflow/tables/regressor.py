@@ -61,22 +61,22 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         noise in proportion, "beta" for numbers between 0 and 1. Or one of `mf.likelihoods`, or a pair of a
         function outputs ↦ NumPyro distribution and the number of outputs that it reads. Targets are
         standardised for laws that are Normal, Student's or mixtures of Normals, and left as they are for
-        others. None lets held-out rows choose between "heteroscedastic" and "mixture", or "log_mixture"
-        where log y is much nearer to a Normal law than y; with "negative_binomial" for what looks like
-        counts, and "beta" for numbers between 0 and 1.
+        others. None is "mixture", or "log_mixture" where log y is much nearer to a Normal law than y; for
+        what looks like counts held-out rows choose between that and "negative_binomial", for numbers between
+        0 and 1 between that and "beta". With fewer than 50 rows it is "heteroscedastic".
     particles : int
         How many networks.
     hidden : sequence of int, optional
-        Widths of the hidden layers. None lets held-out rows choose between one layer, of 50 units or 100
-        beyond 20,000 rows, and several: four of 16, or three of 32 from 5,000 rows on.
+        Widths of the hidden layers. None goes by the number of rows: four layers of 16 below 300, three of
+        32, or three of 64 from 5,000 on; one of 50 where rows are too few to hold some out, below 50.
     encoding : int, optional
-        Into how many piecewise-linear bins a column of numbers is cut; 0 is none. None lets held-out rows
-        choose between none and 16.
+        Into how many piecewise-linear bins a column of numbers is cut, for networks to see in its place; 0 is
+        none. None lets held-out rows choose which networks see 16 bins, and which the columns.
     activation : str
         Several may be joined with +: each gets its share of the hidden units.
     prior_weight : float, optional
-        In multiples of 1/n: 1 is the Bayes posterior, smaller is colder. None chooses it by the predictive
-        density of held-out rows, and `spread_` with it.
+        In multiples of 1/n: 1 is the Bayes posterior, smaller is colder. None lets held-out rows choose one
+        or several, by the predictive density of the ensemble, and `spread_` with them.
     mmd : float
         The weight of MMD² in multiples of J times the prior's, J the number of parameters: so the two stay
         in proportion.
@@ -97,6 +97,9 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         An integer makes a fit reproducible.
     verbose : int
         1 shows progress on stderr, and how long it will take.
+    members : dict of arrays, optional
+        How each network is trained, as `members_` of another fit has it; with `hidden`, `encoding` and
+        `likelihood` nothing is chosen then. None lets held-out rows choose.
     mesh : jax.sharding.Mesh, optional
         Devices with an axis "particles", over which the particles are cut. It is not pickled or saved.
 
@@ -113,7 +116,11 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     encoding_ : PiecewiseLinear or None
         The bins of the columns.
     prior_weight_ : float
-        As given or chosen.
+        As given, or of most networks.
+    members_ : dict of arrays
+        How each network was trained: its `prior_weight`, its `share_of_steps`, and whether it sees bins,
+        `binned`. An ensemble of 20 has four parts of five, each trained by one of the candidates, as often
+        as its share of the log score of held-out rows says.
     spread_ : float
         A factor that widens or narrows the predictive law about its mean; 1 where nothing was chosen.
     spread_power_, typical_deviation_ : float
@@ -131,8 +138,9 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         over particles), `mixture_loss` (that of their mixture), `gradient_norm`, and more; on all rows, or on
         2,000 that lie evenly.
     validation_scores_ : dict of arrays
-        `model`, `prior_weight`, `share_of_steps` and `log_density`, with one entry for each candidate, the
-        last its mean on held-out rows, in units of standardised targets; empty where none was chosen.
+        `model`, `prior_weight`, `share_of_steps`, `binned`, `log_density` and `share`, with one entry for
+        each candidate: the mean log density of held-out rows, in units of standardised targets, and the share
+        of the ensemble that maximises that of the mixture; empty where nothing was chosen.
     input_mean_, input_scale_, target_mean_, target_scale_ : array
         Scaling.
     target_shape_ : tuple
@@ -168,6 +176,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         warm_start: bool = False,
         random_state: Any = None,
         verbose: int = 0,
+        members: dict[str, np.ndarray] | None = None,
         mesh: Mesh | None = None,
     ):
         super().__init__(
@@ -186,6 +195,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
             warm_start=warm_start,
             random_state=random_state,
             verbose=verbose,
+            members=members,
             mesh=mesh,
         )
         self.likelihood = likelihood
@@ -293,7 +303,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
 
     def _take(self, found: Ensemble, models: tuple[Model, ...]) -> None:
         super()._take(found, models)
-        units = models[found.choice.trial.model].units
+        units = models[found.choice.model].units
         self.target_mean_, self.target_scale_ = units.mean, units.scale
         self.smallest_scale_, self.target_log_ = units.floor, units.log
 

@@ -9,6 +9,7 @@ from measureflow.core.devices import require_mesh
 from measureflow.core.validation import positive_number, require_count
 from measureflow.networks.network import perceptron
 from measureflow.runs.checkpoint import Checkpoint
+from measureflow.tables.members import require_members
 from measureflow.tables.methods import method_of
 
 
@@ -16,6 +17,7 @@ def check_settings(estimator: Any) -> None:
     """What `fit` needs to know, before it looks at data."""
     method_of(estimator.method)
     require_count("particles", estimator.particles, 1, "20 is a start.")
+    require_members(estimator.members, estimator.particles)
     positive_number("mmd", estimator.mmd, "0.5 is a start; for none, choose method='DLE' or 'DE'.")
     positive_number("step_size", estimator.step_size, "0.01 is a start.")
     if estimator.prior_weight is not None:

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Key
 
 from measureflow.core.pytrees import Particles
 from measureflow.flows.flow import finite_particles
@@ -20,27 +19,17 @@ from measureflow.runs.duration import Announcement
 from measureflow.runs.fingerprints import fingerprint
 from measureflow.runs.history import History, Log
 from measureflow.runs.solution import DivergenceError
-from measureflow.tables.choosing import (
-    NO_SPREAD,
-    Choice,
-    Fold,
-    Trial,
-    choose,
-    folds_of,
-    trials_of,
-)
+from measureflow.tables.choosing import Choice, Trial
+from measureflow.tables.comparing import chosen_on_folds
 from measureflow.tables.methods import Candidate
 from measureflow.tables.models import Model
 from measureflow.tables.recipe import Recipe
 from measureflow.tables.stopping import Best
 from measureflow.tables.table import Table
-from measureflow.tables.trials import Plan, Trials, multiple_of_devices
+from measureflow.tables.trials import Plan, Trials
 
 # How many records history has, beside the first.
 RECORDS = 48
-# Choosing takes no more steps than these, and so many particles, of one model and of several.
-CHOOSING_STEPS = 20_000
-CHOOSING_PARTICLES = (8, 6)
 
 
 class Ensemble(NamedTuple):
@@ -65,8 +54,9 @@ class Ensembles(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Trainer:
     """Trains one ensemble for each of some tables, by the one of its models that its held-out rows choose.
-    Models with the same number are one program: tables differ in what they make of their own numbers. With
-    `progress`, bars and expected times on stderr."""
+    Models with the same number are one program: tables differ in what they make of their own numbers. An
+    ensemble has parts, which may be trained differently: each has particles of its own. With `progress`, bars
+    and expected times on stderr."""
 
     models: list[tuple[Model, ...]]
     recipe: Recipe
@@ -81,16 +71,17 @@ class Trainer:
         tables: list[Table],
         key: Key[Array, ""],
         *,
+        given: list[Choice] | None = None,
         initial: Particles | None = None,
         validation: list[Table] | None = None,
         callbacks: Sequence[Callback] = (),
         checkpoint: Checkpoint | None = None,
     ) -> Ensembles:
-        """Choose, on held-out rows, what there is to choose; then train on all rows, from `initial`
-        (table, particle, ...) if it is given. With `validation` tables, each ensemble is the best seen on
-        its own, and training stops once none improves."""
+        """Choose, on held-out rows, what there is to choose and not `given`; then train on all rows, from
+        `initial` (table, particle, ...) if it is given. With `validation` tables, each ensemble is the best
+        seen on its own, and training stops once none improves."""
         if checkpoint is None:
-            return self._fit(tables, key, initial, validation, callbacks, None)
+            return self._fit(tables, key, given, initial, validation, callbacks, None)
         settings = dataclasses.asdict(self.recipe) | {"method": self.recipe.method, "mesh": None}
         made_of = fingerprint(
             models=[[(*model[:4], model.encoding) for model in of_table] for of_table in self.models],
@@ -99,10 +90,11 @@ class Trainer:
             data=[tuple(table) for table in tables],
             validation=None if validation is None else [tuple(table) for table in validation],
             initial=initial,
+            given=None if given is None else [_noted(choice) for choice in given],
         )
         store = Store(checkpoint, made_of)
         try:
-            return self._fit(tables, key, initial, validation, callbacks, store)
+            return self._fit(tables, key, given, initial, validation, callbacks, store)
         finally:
             store.close()
 
@@ -110,6 +102,7 @@ class Trainer:
         self,
         tables: list[Table],
         key: Key[Array, ""],
+        given: list[Choice] | None,
         initial: Particles | None,
         validation: list[Table] | None,
         callbacks: Sequence[Callback],
@@ -119,7 +112,7 @@ class Trainer:
 
         def training(choices: dict[int, Choice]) -> "Training":
             """Of the tables with these numbers, all of which chose the same model."""
-            model = next(iter(choices.values())).trial.model
+            model = next(iter(choices.values())).model
             mine = [self.models[index][model].view(tables[index]) for index in choices]
             held_out = None
             if validation is not None:
@@ -132,74 +125,23 @@ class Trainer:
         saved = None
         if store is not None:
             saved = store.latest(lambda notes: training(_numbered(_choices_of(notes))).saved_state())
-        choices = _choices_of(saved.notes) if saved is not None else self._choose(tables, choosing_key)
+        if saved is not None:
+            choices = _choices_of(saved.notes)
+        elif given is not None:
+            choices = given
+        else:
+            choices = chosen_on_folds(self.models, self.recipe, tables, choosing_key, self.drive)
         found: dict[int, Ensemble] = {}
-        for model in sorted({choice.trial.model for choice in choices}):
-            run = training({i: choice for i, choice in enumerate(choices) if choice.trial.model == model})
+        for model in sorted({choice.model for choice in choices}):
+            run = training({i: choice for i, choice in enumerate(choices) if choice.model == model})
             if saved is not None:
                 run.resume(saved)
             ensembles, signal = run.trained(callbacks)
-            numbers = [i for i, choice in enumerate(choices) if choice.trial.model == model]
+            numbers = [i for i, choice in enumerate(choices) if choice.model == model]
             found |= dict(zip(numbers, ensembles, strict=True))
             if signal is not None:
                 return Ensembles(list(found.values()), signal)
         return Ensembles([found[index] for index in range(len(tables))])
-
-    def _choose(self, tables: list[Table], key: Key[Array, ""]) -> list[Choice]:
-        """By folds that are held out, for each table."""
-        fewest = min(len(table.weights) for table in tables)
-        trials = trials_of(len(self.models[0]), self.recipe.candidates(fewest), fewest)
-        if len(trials) == 1:
-            return [Choice(trials[0], NO_SPREAD, {})] * len(tables)
-        models = sorted({trial.model for trial in trials})
-        particles = CHOOSING_PARTICLES[len(models) > 1]
-        parts = folds_of(tables, key)
-        found: list[dict[Trial, list[np.ndarray]]] = [{} for _ in tables]
-        typical: list[dict[Trial, list[float]]] = [{} for _ in tables]
-        for model in models:
-            mine = [trial for trial in trials if trial.model == model]
-            for part, densities, widths in self._tried(mine, parts, particles, key):
-                for trial, rows, width in zip(mine, densities, widths, strict=True):
-                    found[part.table].setdefault(trial, []).append(rows)
-                    typical[part.table].setdefault(trial, []).append(width)
-        choices = [
-            choose(
-                {trial: np.concatenate(rows, axis=-1) for trial, rows in of_table.items()},
-                np.concatenate([part.held_out.weights for part in parts if part.table == table]),
-            )
-            for table, of_table in enumerate(found)
-        ]
-        return [
-            choice._replace(typical=float(np.exp(np.mean(np.log(widths[choice.trial])))))
-            for choice, widths in zip(choices, typical, strict=True)
-        ]
-
-    def _tried(
-        self, tried: list[Trial], parts: list[Fold], particles: int, key: Key[Array, ""]
-    ) -> list[tuple[Fold, Float[np.ndarray, "c s rows"], Float[np.ndarray, " c"]]]:
-        """Every fold, the log densities of its held-out rows under trials of one model that were trained on
-        the others, and how wide their laws are."""
-        model, candidates = tried[0].model, [trial.candidate for trial in tried]
-        recipe, shared = self.recipe, self.models[0][model]
-        trained = [self.models[part.table][model].view(part.trained) for part in parts]
-        steps = min(self.steps(model), CHOOSING_STEPS)
-        smaller = dataclasses.replace(recipe, particles=multiple_of_devices(particles, recipe.mesh))
-        plan = Plan.of(shared.loss, shared.prior, smaller, max(len(table.weights) for table in trained))
-        trials = Trials(plan, trained, [candidates] * len(parts), steps, key)
-        what = "the prior's weight" if len(self.models[0]) == 1 else f"between models: {shared.shape.name}"
-        signal = self.drive(trials, steps, f"choosing {what}")
-        if signal is not None:
-            raise KeyboardInterrupt(
-                f"{signal} at step {trials.step} of {steps} of choosing {what}: nothing was trained yet; "
-                "with hidden, encoding, likelihood and prior_weight there is nothing to choose."
-            )
-        spreads = jnp.asarray(shared.spreads, jnp.float32) if len(shared.spreads) > 1 else None
-        held_out = [self.models[part.table][model].view(part.held_out) for part in parts]
-        scored = trials.scored(trials.members(), held_out, spreads)
-        return [
-            (part, self.models[part.table][model].comparable(rows, part.held_out), widths)
-            for part, (rows, widths) in zip(parts, scored, strict=True)
-        ]
 
     def drive(self, trials: Trials, end: int, name: str, callbacks: Sequence[Callback] = ()) -> str | None:
         """To step `end`; the name of a signal that ended it before."""
@@ -222,14 +164,19 @@ class Training(Trials):
         validation: list[Table] | None,
         store: Store | None,
     ):
-        recipe, model = trainer.recipe, trainer.models[0][choices[0].trial.model]
-        chosen, steps = [choice.trial.candidate for choice in choices], trainer.steps(choices[0].trial.model)
-        plan = Plan.of(model.loss, model.prior, recipe, max(len(table.weights) for table in tables))
-        super().__init__(plan, tables, [[candidate] for candidate in chosen], steps, key, initial)
+        model, steps = trainer.models[0][choices[0].model], trainer.steps(choices[0].model)
+        parts = len(choices[0].parts)
+        recipe = dataclasses.replace(trainer.recipe, particles=trainer.recipe.particles // parts)
+        rows = max(len(table.weights) for table in tables)
+        plan = Plan.of(model.loss, model.prior, model.views, recipe, rows)
+        if initial is not None:
+            initial = jax.tree.map(lambda leaf: leaf.reshape(len(leaf), parts, -1, *leaf.shape[2:]), initial)
+        super().__init__(plan, tables, [list(choice.parts) for choice in choices], steps, key, initial)
         self.trainer, self.choices, self.store = trainer, choices, store
         # Where the step size has come to 0 for all tables, nothing moves.
-        self.end = max(math.ceil(candidate.steps * steps) for candidate in chosen)
-        self.ends = [round(candidate.steps * steps) for candidate in chosen]
+        shares = [max(trial.candidate.steps for trial in choice.parts) for choice in choices]
+        self.end = max(math.ceil(share * steps) for share in shares)
+        self.ends = [round(share * steps) for share in shares]
         self.log = Log(max(self.end // RECORDS, 1))
         self.best = None if validation is None else Best(self, validation, self.end)
         self.pauses = [self.log.record_every]
@@ -261,6 +208,10 @@ class Training(Trials):
         ]
         return ensembles, signal
 
+    def members(self) -> Particles:
+        """The particles (table, 1, particle, ...): all parts of a table are one ensemble."""
+        return jax.tree.map(lambda leaf: leaf.reshape(len(leaf), 1, -1, *leaf.shape[3:]), super().members())
+
     def advance(self, budget: int, end: int) -> None:
         first, before = self.step, self.state
         super().advance(budget, min(end, *((first // every + 1) * every for every in self.pauses)))
@@ -276,8 +227,7 @@ class Training(Trials):
 
     def _record(self) -> None:
         """Of every table, at this step."""
-        found = {name: value[:, 0] for name, value in self.observed().items()}
-        self.log.rows.append({"step": np.asarray(self.step)} | found)
+        self.log.rows.append({"step": np.asarray(self.step)} | self.observed())
         self._renew_record()
 
     def _renew_record(self) -> None:
@@ -295,10 +245,10 @@ class Training(Trials):
 
     def _for_one_table(self, callback: Callback) -> Callback:
         """A user's callback sees the state of the one table that there is."""
-        return lambda step, record, state: callback(step, record, _of_table(state, 0))
+        return lambda step, record, state: callback(step, record, _state_of(state, 0))
 
     def _raise_diverged(self, first: int, before: Any) -> None:
-        step_size, table = float(self.plan.step_size), int(np.argmin(self.finite[:, 0]))
+        step_size, table = float(self.plan.step_size), int(np.argmin(self.finite.all(axis=1)))
         # All of them, where a square of the drift overflowed: then none moves any more.
         finite = np.asarray(finite_particles(_of_table(self.members(), table)))
         lost = np.flatnonzero(~finite) if not finite.all() else np.arange(len(finite))
@@ -306,7 +256,7 @@ class Training(Trials):
             f"particles became NaN or infinite between steps {first} and {self.step} with "
             f"step_size={step_size:g}; try a smaller one, such as step_size={step_size / 10:g}, and look for "
             "outliers in X and y. The exception's `state` is that of the earlier step.",
-            _of_table(before, table),
+            _state_of(before, table),
             self._histories()[table],
             self.step,
             lost,
@@ -343,30 +293,38 @@ class Training(Trials):
         sys.stderr.write(f"measureflow: {folder}: {done}\n")
 
 
-def _of_table(states: Any, index: int) -> Any:
-    """The state of the one candidate of a table."""
-    return jax.tree.map(lambda leaf: leaf[index, 0], states)
+def _of_table(members: Any, index: int) -> Any:
+    """The ensemble of a table."""
+    return jax.tree.map(lambda leaf: leaf[index, 0], members)
+
+
+def _state_of(states: Any, index: int) -> Any:
+    """The state of a table's flow, or those of its parts, where there are several."""
+    return jax.tree.map(lambda leaf: leaf[index] if leaf.shape[1] > 1 else leaf[index, 0], states)
 
 
 def _noted(choice: Choice) -> dict[str, Any]:
     """As JSON, whose numbers are as exact as ours."""
-    scores = [[*_flat(trial), score] for trial, score in choice.scores.items()]
-    spread = [*choice.spread, choice.typical]
-    return {"trial": _flat(choice.trial), "spread": spread, "scores": scores}
+    return {
+        "parts": [_flat(trial) for trial in choice.parts],
+        "spread": [*choice.spread, choice.typical],
+        "scores": [[*_flat(trial), score, choice.shares[trial]] for trial, score in choice.scores.items()],
+    }
 
 
 def _flat(trial: Trial) -> list[Any]:
-    return [trial.model, *trial.candidate]
+    return [trial.model, *trial.candidate, trial.binned]
 
 
 def _choices_of(notes: dict[str, Any]) -> list[Choice]:
-    def trial(model: int, *candidate: float) -> Trial:
-        return Trial(model, Candidate(*candidate))
+    def trial(model: int, weight: float, steps: float, binned: bool) -> Trial:
+        return Trial(model, Candidate(weight, steps), binned)
 
     def choice(noted: dict[str, Any]) -> Choice:
-        scores = {trial(*row[:-1]): row[-1] for row in noted["scores"]}
+        scores, shares = ({trial(*row[:-2]): row[place] for row in noted["scores"]} for place in (-2, -1))
         factor, power, typical = noted["spread"]
-        return Choice(trial(*noted["trial"]), (factor, power), scores, typical)
+        parts = tuple(trial(*part) for part in noted["parts"])
+        return Choice(parts, (factor, power), typical, scores, shares)
 
     return [choice(noted) for noted in notes["choices"]]
 

@@ -1,4 +1,4 @@
-"""Ensembles trained side by side: every table with every one of its candidates, as one compiled program."""
+"""Ensembles trained side by side: every table with every one of its trials, as one compiled program."""
 
 import math
 from typing import Any
@@ -26,20 +26,23 @@ from measureflow.runs.program import Layout
 from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.measures import Gaussian
 from measureflow.statement.problem import Problem
-from measureflow.tables.methods import Candidate, Method, Setting
+from measureflow.tables.choosing import Trial
+from measureflow.tables.methods import Method, Setting
 from measureflow.tables.recipe import Recipe
 from measureflow.tables.table import Table, stacked
+from measureflow.tables.views import Views
 
 # History looks at no more rows of a table than this: it is to cost next to nothing.
 _MOST_LOOKED_AT = 2_000
 
 
 class Plan(eqx.Module):
-    """How an ensemble is trained, as a function of its table and its candidate's `numbers`: the weight λ/n of
-    the prior, and the steps to take."""
+    """How an ensemble is trained, as a function of its table and its trial's `numbers`: the weight λ/n of
+    the prior, the steps to take, and 1 where it sees bins, else 0."""
 
     loss: NegativeLogLikelihood
     prior: Gaussian
+    views: Views | None
     mmd: Float[Array, ""]
     step_size: Float[Array, ""]
     momentum: Float[Array, ""]
@@ -49,11 +52,19 @@ class Plan(eqx.Module):
     mesh: Mesh | None = eqx.field(static=True)
 
     @classmethod
-    def of(cls, loss: NegativeLogLikelihood, prior: Gaussian, recipe: Recipe, rows: int) -> "Plan":
+    def of(
+        cls,
+        loss: NegativeLogLikelihood,
+        prior: Gaussian,
+        views: Views | None,
+        recipe: Recipe,
+        rows: int,
+    ) -> "Plan":
         """That of a recipe, for tables of so many rows."""
         return cls(
             loss,
             prior,
+            views,
             *(jnp.asarray(value, jnp.float32) for value in (recipe.mmd, recipe.step_size, recipe.momentum)),
             method=recipe.method,
             particles=recipe.particles,
@@ -61,23 +72,24 @@ class Plan(eqx.Module):
             mesh=recipe.mesh,
         )
 
-    def setting(self, numbers: Float[Array, "2"]) -> Setting:
+    def setting(self, numbers: Float[Array, "3"]) -> Setting:
         """MMD² with weight w pulls a particle towards the prior about as KL with weight 2w/(eJ) does, so
         `mmd` counts in multiples of J times the prior's weight: the two stay in proportion for any number of
         rows and any network."""
-        weight, steps = numbers
-        mmd = self.mmd * dimension(self.prior.mean) * weight
+        weight, steps, binned = numbers
+        prior = self.prior if self.views is None else self.views.prior(self.prior, binned)
+        mmd = self.mmd * dimension(prior.mean) * weight
         numbers_of_flow = (self.step_size, self.momentum, steps)
-        return Setting(self.loss, self.prior, weight, mmd, *numbers_of_flow, self.particles)
+        return Setting(self.loss, prior, weight, mmd, *numbers_of_flow, self.particles)
 
-    def parts(self, numbers: Float[Array, "2"], begun: Any) -> tuple[Problem, AbstractFlow]:
+    def parts(self, numbers: Float[Array, "3"], begun: Any) -> tuple[Problem, AbstractFlow]:
         """The problem, and the flow for a beginning or for a state."""
         setting = self.setting(numbers)
         problem = self.method.problem(setting)
         flow = counted(self.method.flow(setting), problem, begun)
         return problem, flow if self.mesh is None else flow.on(self.mesh)
 
-    def start(self, initial: Particles | None, numbers: Float[Array, "2"], key: Key[Array, ""]) -> Any:
+    def start(self, initial: Particles | None, numbers: Float[Array, "3"], key: Key[Array, ""]) -> Any:
         """The state at step 0, from `initial` if it is given."""
         begun = self.method.start(self.setting(numbers), key) if initial is None else initial
         problem, flow = self.parts(numbers, begun)
@@ -94,45 +106,60 @@ class Plan(eqx.Module):
         return Layout(self.mesh, rows, None).placed(state)
 
     def advance(
-        self, state: Any, data: PyTree, numbers: Float[Array, "2"], key: Key[Array, ""], steps: Array
+        self,
+        state: Any,
+        data: PyTree,
+        numbers: Float[Array, "3"],
+        key: Key[Array, ""],
+        order_key: Key[Array, ""],
+        steps: Array,
     ) -> tuple[Any, Bool[Array, ""]]:
         """The state some steps later, and whether all of it is finite."""
         problem, flow = self.parts(numbers, state)
-        batches, order_key = on_device(data, self.batch_size), data_key(key)
+        batches = on_device(data, self.batch_size)
+        seen = None if self.views is None else self.views(numbers[2])
 
         # A function of its own: what XLA fuses, and so the last digit, does then not depend on whether the
         # number of steps is known when it compiles.
         @jax.jit
         def step(state: Any) -> Any:
-            return flow.step(problem, state, batches.at(state.step, order_key), key)
+            inputs, targets, weights = batches.at(state.step, order_key)
+            inputs = inputs if seen is None else inputs * seen[None]
+            return flow.step(problem, state, (inputs, targets, weights), key)
 
         state = repeat(step, state, steps)
         return self._placed(problem, flow, state), jnp.all(flow.finite(state))
 
-    def members(self, state: Any, numbers: Float[Array, "2"], key: Key[Array, ""]) -> Particles:
-        """The particles of a state, or as many draws from the measure it stands for."""
+    def members(self, state: Any, numbers: Float[Array, "3"], key: Key[Array, ""]) -> Particles:
+        """The particles of a state, or as many draws from the measure it stands for, without weights for
+        what they do not see."""
         measure = self.parts(numbers, state)[1].measure(state)
         drawn = measure.particles if isinstance(measure, Empirical) else measure.sample(key, self.particles)
+        if self.views is not None:
+            drawn = jax.vmap(self.views.pruned, (0, None))(drawn, numbers[2])
         return place(self.mesh, drawn)
 
     def observe(
-        self, state: Any, data: PyTree, numbers: Float[Array, "2"], key: Key[Array, ""]
+        self, states: Any, data: PyTree, numbers: Float[Array, "c 3"], keys: Key[Array, " c"]
     ) -> dict[str, Float[Array, ""]]:
-        """On all rows, or on some that lie evenly: `loss`, the mean negative log-likelihood over members, and
-        `mixture_loss`, that of their mixture; and `gradient_norm`, the L²(Q) norm of the drift."""
-        members = self.members(state, numbers, key)
+        """Of all trials of a table, which are one ensemble, on all rows, or on some that lie evenly: `loss`,
+        the mean negative log-likelihood over members, and `mixture_loss`, that of their mixture; and
+        `gradient_norm`, the L²(Q) norm of the drift."""
+        members = jax.vmap(self.members)(states, numbers, keys)
         rows = jax.tree.map(lambda leaf: leaf[:: -(-len(leaf) // _MOST_LOOKED_AT)], data)
-        of_members = jax.vmap(self.loss.log_likelihood, (0, None))(members, rows)
-        of_mixture = logsumexp(of_members, axis=0) - math.log(self.particles)
+        of_members = jax.vmap(jax.vmap(self.loss.log_likelihood, (0, None)), (0, None))(members, rows)
+        of_members = of_members.reshape(-1, of_members.shape[-1])
+        of_mixture = logsumexp(of_members, axis=0) - math.log(len(of_members))
         weights = self.loss.case_weights(rows)
+        norms = jax.vmap(self._gradient_norm, (0, 0, None, 0))(states, members, rows, numbers)
         return {
             "loss": weighted_mean(-jnp.mean(of_members, axis=0), weights),
             "mixture_loss": weighted_mean(-of_mixture, weights),
-            "gradient_norm": self._gradient_norm(state, members, rows, numbers),
+            "gradient_norm": jnp.sqrt(jnp.mean(jnp.square(norms))),
         }
 
     def _gradient_norm(
-        self, state: Any, members: Particles, rows: PyTree, numbers: Float[Array, "2"]
+        self, state: Any, members: Particles, rows: PyTree, numbers: Float[Array, "3"]
     ) -> Float[Array, ""]:
         problem, flow = self.parts(numbers, state)
         g = getattr(flow, "preconditioner", None)
@@ -170,15 +197,14 @@ class Plan(eqx.Module):
         return jax.lax.map(density, spreads), typical
 
 
-# Each of these is one program for all tables t and candidates c.
+# Each of these is one program for all tables t and trials c.
 
 
 @eqx.filter_jit
 def _start(
-    plan: Plan, initial: Particles | None, numbers: Float[Array, "t c 2"], keys: Key[Array, " t"]
+    plan: Plan, initial: Particles | None, numbers: Float[Array, "t c 3"], keys: Key[Array, "t c"]
 ) -> Any:
-    candidates = jax.vmap(plan.start, (None, 0, None))
-    return jax.vmap(candidates, (0, 0, 0))(initial, numbers, keys)
+    return jax.vmap(jax.vmap(plan.start))(initial, numbers, keys)
 
 
 @eqx.filter_jit
@@ -186,64 +212,70 @@ def _advance(
     plan: Plan,
     states: Any,
     data: PyTree,
-    numbers: Float[Array, "t c 2"],
-    keys: Key[Array, " t"],
+    numbers: Float[Array, "t c 3"],
+    keys: Key[Array, "t c"],
+    order_keys: Key[Array, " t"],
     step: Int[Array, ""],
     steps: Int[Array, ""],
 ) -> tuple[Any, Bool[Array, "t c"]]:
-    def one(state: Any, data: PyTree, numbers: Array, key: Array) -> Any:
-        # The step is the same for all: so is the batch, for all candidates of a table.
-        return plan.advance(eqx.tree_at(lambda s: s.step, state, step), data, numbers, key, steps)
+    def one(state: Any, data: PyTree, numbers: Array, key: Array, order_key: Array) -> Any:
+        # The step is the same for all: so is the batch, for all trials of a table.
+        return plan.advance(eqx.tree_at(lambda s: s.step, state, step), data, numbers, key, order_key, steps)
 
-    candidates = jax.vmap(one, (0, None, 0, None))
-    return jax.vmap(candidates, (0, 0, 0, 0))(states, data, numbers, keys)
+    return jax.vmap(jax.vmap(one, (0, None, 0, 0, None)))(states, data, numbers, keys, order_keys)
 
 
 @eqx.filter_jit
-def _members(plan: Plan, states: Any, numbers: Float[Array, "t c 2"], keys: Key[Array, " t"]) -> Particles:
-    return jax.vmap(jax.vmap(plan.members, (0, 0, None)), (0, 0, 0))(states, numbers, keys)
+def _members(plan: Plan, states: Any, numbers: Float[Array, "t c 3"], keys: Key[Array, "t c"]) -> Particles:
+    return jax.vmap(jax.vmap(plan.members))(states, numbers, keys)
 
 
 @eqx.filter_jit
 def _observe(
-    plan: Plan, states: Any, data: PyTree, numbers: Float[Array, "t c 2"], keys: Key[Array, " t"]
-) -> dict[str, Float[Array, "t c"]]:
-    candidates = jax.vmap(plan.observe, (0, None, 0, None))
-    return jax.vmap(candidates, (0, 0, 0, 0))(states, data, numbers, keys)
+    plan: Plan, states: Any, data: PyTree, numbers: Float[Array, "t c 3"], keys: Key[Array, "t c"]
+) -> dict[str, Float[Array, " t"]]:
+    return jax.vmap(plan.observe)(states, data, numbers, keys)
 
 
 @eqx.filter_jit
 def _log_densities(
     plan: Plan, spreads: Float[Array, "s 2"] | None, members: Particles, data: tuple[Array, Array, Array]
 ) -> tuple[Float[Array, "t c s rows"], Float[Array, "t c"]]:
-    candidates = jax.vmap(eqx.Partial(plan.log_densities, spreads), (0, None, None, None))
+    trials = jax.vmap(eqx.Partial(plan.log_densities, spreads), (0, None, None, None))
     # One table after the other: the networks' outputs on all of them might not fit.
-    return jax.lax.map(lambda table: candidates(*table), (members, *data))
+    return jax.lax.map(lambda table: trials(*table), (members, *data))
 
 
 class Trials(AbstractRun):
-    """Every table with every one of its candidates, side by side."""
+    """Every table with every one of its trials, side by side; from `initial` (table, trial, particle, ...) if
+    it is given."""
 
     def __init__(
         self,
         plan: Plan,
         tables: list[Table],
-        candidates: list[list[Candidate]],
+        trials: list[list[Trial]],
         steps: int,
         key: Key[Array, ""],
         initial: Particles | None = None,
     ):
         numbers = [
-            [(candidate.prior_weight / table.cases, candidate.steps * steps) for candidate in row]
-            for table, row in zip(tables, candidates, strict=True)
+            [
+                (trial.candidate.prior_weight / table.cases, trial.candidate.steps * steps, trial.binned)
+                for trial in row
+            ]
+            for table, row in zip(tables, trials, strict=True)
         ]
         keys = jax.vmap(lambda k: jax.random.split(k, 3))(jax.random.split(key, len(tables)))
+        order_keys = jax.vmap(data_key)(keys[:, 1])
+        keys = _of_trials(keys, len(trials[0]))
         if plan.mesh is not None:
             require_mesh(plan.mesh, plan.particles)
-        self.plan, self.data, self.numbers, keys = place(
-            plan.mesh, (plan, stacked(tables), jnp.asarray(numbers, jnp.float32), keys)
+        numbers = jnp.asarray(numbers, jnp.float32)
+        self.plan, self.data, self.numbers, keys, self.order_keys = place(
+            plan.mesh, (plan, stacked(tables), numbers, keys, order_keys)
         )
-        start_keys, self.run_keys, self.draw_keys = keys.T
+        start_keys, self.run_keys, self.draw_keys = (keys[:, :, use] for use in range(3))
         self.state = _start(self.plan, initial, self.numbers, start_keys)
         self.finite = np.ones(self.numbers.shape[:2], bool)
         self.step, self.record, self.most = 0, {}, np.iinfo(np.int32).max
@@ -251,14 +283,15 @@ class Trials(AbstractRun):
     def advance(self, budget: int, end: int) -> None:
         steps = min(budget, end - self.step)
         counts = (jnp.asarray(count, jnp.int32) for count in (self.step, steps))
-        self.state, finite = _advance(self.plan, self.state, self.data, self.numbers, self.run_keys, *counts)
+        keys = self.run_keys, self.order_keys
+        self.state, finite = _advance(self.plan, self.state, self.data, self.numbers, *keys, *counts)
         self.step, self.finite = self.step + steps, np.asarray(finite)
 
     def members(self) -> Particles:
-        """The particles (table, candidate, particle, ...)."""
+        """The particles (table, trial, particle, ...)."""
         return _members(self.plan, self.state, self.numbers, self.draw_keys)
 
-    def observed(self) -> dict[str, Float[np.ndarray, "t c"]]:
+    def observed(self) -> dict[str, Float[np.ndarray, " t"]]:
         """What history records of the state."""
         found = _observe(self.plan, self.state, self.data, self.numbers, self.draw_keys)
         return {name: np.asarray(value) for name, value in found.items()}
@@ -266,18 +299,26 @@ class Trials(AbstractRun):
     def log_densities(
         self, members: Particles, tables: list[Table], spreads: Float[Array, "s 2"] | None = None
     ) -> list[Float[np.ndarray, "c s rows"]]:
-        """Of each table's rows, under each of its candidates and spreads."""
+        """Of each table's rows, under each of its trials and spreads."""
         return [densities for densities, _ in self.scored(members, tables, spreads)]
 
     def scored(
         self, members: Particles, tables: list[Table], spreads: Float[Array, "s 2"] | None
     ) -> list[tuple[Float[np.ndarray, "c s rows"], Float[np.ndarray, " c"]]]:
-        """`log_densities`, and the typical deviation of each candidate."""
+        """`log_densities`, and the typical deviation of each trial."""
         densities, typical = _log_densities(self.plan, spreads, members, stacked(tables))
         of_tables = zip(
             np.asarray(densities, np.float64), np.asarray(typical, np.float64), tables, strict=True
         )
         return [(of_table[..., : len(table.weights)], width) for of_table, width, table in of_tables]
+
+
+def _of_trials(keys: Key[Array, "t uses"], trials: int) -> Key[Array, "t c uses"]:
+    """One for each trial. Where there is one trial it has the table's own."""
+    if trials == 1:
+        return keys[:, None]
+    of_one = jax.vmap(jax.random.fold_in, (0, None))
+    return jnp.stack([jax.vmap(of_one, (0, None))(keys, trial) for trial in range(trials)], axis=1)
 
 
 def multiple_of_devices(number: int, mesh: Mesh | None) -> int:

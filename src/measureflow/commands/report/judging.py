@@ -2,7 +2,7 @@
 
 Rows of the report's table that were not in training are judged by the model itself. Where there are too few
 of them, as in a report on the training table, every row is judged by a model that was trained on the other
-folds, with the same network, law and prior weight.
+folds, with the same network, law and prior weights.
 """
 
 from typing import Any, NamedTuple
@@ -94,7 +94,7 @@ def _of_folds(model: TableModel, task: Task, splits: Splits, progress: bool) -> 
     take as long as all else together."""
     fitted = model.estimator
     shape = fitted.shape_
-    given = {"hidden": shape.hidden, "encoding": shape.encoding, "prior_weight": fitted.prior_weight_}
+    given = {"hidden": shape.hidden, "encoding": shape.encoding, "members": fitted.members_}
     given |= {
         "steps": max(fitted.n_iter_, 1),
         "warm_start": False,

@@ -159,6 +159,6 @@ def _of_ignorance(findings: Findings) -> Iterator[str]:
 def _of_choices(findings: Findings) -> Iterator[str]:
     if findings.judgement.how == "folds" and len(findings.model.estimator.validation_scores_["model"]):
         yield (
-            "Network, law and prior weight were chosen on this same table, folds included, so that the "
+            "Law and prior weights were chosen on this same table, folds included, so that the "
             "scores of this model are a little better than they will be on new rows."
         )

@@ -1,0 +1,54 @@
+"""How each network of an ensemble was trained, as columns of numbers: what `members_` holds, and `members=`
+takes."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from measureflow.tables.choosing import Trial
+from measureflow.tables.methods import Candidate
+
+#: The columns: one number for each network.
+COLUMNS = ("prior_weight", "share_of_steps", "binned")
+
+
+def columns_of(trials: Iterable[Trial]) -> dict[str, np.ndarray]:
+    """A row of these columns for each."""
+    rows = [(trial.candidate.prior_weight, trial.candidate.steps, trial.binned) for trial in trials]
+    table = np.array(rows, np.float64).reshape(-1, len(COLUMNS))
+    return {name: np.ascontiguousarray(column) for name, column in zip(COLUMNS, table.T, strict=True)}
+
+
+def parts_given(members: Mapping[str, np.ndarray]) -> tuple[Trial, ...]:
+    """The equal parts of an ensemble whose networks were trained alike: the fewest that there are."""
+    rows = list(zip(*(members[name].tolist() for name in COLUMNS), strict=True))
+    number = next(n for n in range(1, len(rows) + 1) if len(rows) % n == 0 and _alike(rows, len(rows) // n))
+    chosen = rows[:: len(rows) // number]
+    return tuple(Trial(0, Candidate(weight, steps), bool(binned)) for weight, steps, binned in chosen)
+
+
+def _alike(rows: list[Any], size: int) -> bool:
+    """Whether each run of so many rows holds equal ones."""
+    return all(len(set(rows[start : start + size])) == 1 for start in range(0, len(rows), size))
+
+
+def require_members(members: Any, particles: int, name: str = "members") -> None:
+    """None, or columns that `members_` of a fit could have."""
+    if members is None:
+        return
+    sound = isinstance(members, dict) and set(members) == set(COLUMNS)
+    sound = sound and all(_are_numbers(column, particles) for column in members.values())
+    if sound:
+        weights, steps, binned = (members[column] for column in COLUMNS)
+        sound = np.all(weights > 0) and np.all((steps > 0) & (steps <= 1)) and np.isin(binned, (0, 1)).all()
+    if not sound:
+        raise ValueError(
+            f"{name} must hold {particles} numbers for each of {', '.join(COLUMNS)}, as members_ of a fit "
+            f"with particles={particles} does, got {members!r}; None lets held-out rows choose."
+        )
+
+
+def _are_numbers(column: Any, count: int) -> bool:
+    floats = isinstance(column, np.ndarray) and column.dtype == np.float64 and column.shape == (count,)
+    return floats and bool(np.isfinite(column).all())
