@@ -128,10 +128,11 @@ def test_shares_minimise_the_log_score_of_weighted_particles():
         measure = mf.Empirical(jnp.asarray(densities, jnp.float32), jnp.maximum(shares, 1e-7))
         return mf.LogScore(Recalled()).value(measure, (jnp.ones((300, 2)), jnp.ones(300)))
 
-    variations = -np.asarray(jax.grad(score)(jnp.asarray(shares, jnp.float32)))
+    # `Empirical` divides by the sum of weights: the first variation is then about its mean.
+    gains = -np.asarray(jax.grad(score)(jnp.asarray(np.maximum(shares, 1e-6), jnp.float32)))
     assert shares[3] < 1e-6 < 0.05 < shares[:3].min()
-    assert_close(variations[:3], np.full(3, variations[0]), 2e-3)
-    assert variations[3] < variations[0] - 0.1
+    assert np.abs(gains[:3]).max() < 2e-3
+    assert gains[3] < -0.1
     # Mutant: all the same.
     assert score(jnp.full(4, 0.25)) > score(jnp.asarray(shares, jnp.float32)) + 0.01
 
