@@ -10,6 +10,7 @@ import os
 import platform
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -29,7 +30,8 @@ def keep_programs() -> Path | None:
     read, is compiled; JAX says so in a warning.
     """
     asked = os.environ.get(VARIABLE, "")
-    taken = jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache
+    settings: Any = jax.config
+    taken = settings.jax_compilation_cache_dir or not settings.jax_enable_compilation_cache
     if asked.lower() in ("off", "0", "no", "false") or taken:
         return None
     folder = (Path(asked) if asked else _users_cache() / "measureflow") / _kind_of_processor()

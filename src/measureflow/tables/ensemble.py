@@ -31,8 +31,8 @@ from measureflow.tables.choosing import Choice
 from measureflow.tables.convergence import not_converged
 from measureflow.tables.encoding import PiecewiseLinear, encoded
 from measureflow.tables.frames import Columns
-from measureflow.tables.inputs import numbers, scaling
-from measureflow.tables.members import columns_of, parts_given
+from measureflow.tables.inputs import numbers, require_mass, scaling
+from measureflow.tables.members import members_of, most_frequent, parts_given, scores_of
 from measureflow.tables.methods import Method, method_of
 from measureflow.tables.models import Model, Shape, given, require_encoding, require_hidden
 from measureflow.tables.reading import is_frame
@@ -42,9 +42,6 @@ from measureflow.tables.settings import check_settings, require_resumable, requi
 from measureflow.tables.table import Table, rows_of
 from measureflow.tables.targets import Head
 from measureflow.tables.training import Ensemble, Ensembles, Trainer
-
-# Of the sum n of all weights, 1/n is the prior's weight: a number in single precision.
-_WEIGHTS = (1e-30, 1e30)
 
 Own = TypeVar("Own", bound="AbstractEnsemble")
 
@@ -184,16 +181,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         again = self._goes_on()
         X, y = self._validated(X, y, again)
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        weights = self._reweighted(weights, y)
-        if not weights.any():
-            raise ValueError("sample_weight is zero for every row; give some rows a weight > 0.")
-        with np.errstate(over="ignore"):
-            total = weights.sum()
-        if not _WEIGHTS[0] < total < _WEIGHTS[1]:
-            raise ValueError(
-                f"sample_weight sums to {total:.3g}, but a row of weight k counts as k equal rows; divide it "
-                "by its mean."
-            )
+        weights = require_mass(self._reweighted(weights, y))
         chosen = np.flatnonzero(weights > 0)
         X, y, weights = rows_of(X, chosen), y[chosen], weights[chosen]
         if not again:
@@ -287,12 +275,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         """How each part of the ensemble is trained, where that is not to be chosen: by the fit that a warm
         start goes on from, or by `members`."""
         members = self.members_ if self._goes_on() else self.members
-        if members is None:
-            return None
-        if self.prior_weight is not None:
-            weights = np.full(self.particles, float(self.prior_weight))
-            members = members | {"prior_weight": weights}
-        return [Choice(parts_given(members))]
+        return None if members is None else [Choice(parts_given(members, self.prior_weight))]
 
     def _model(
         self,
@@ -365,19 +348,11 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         self.shape_, self.encoding_ = model.shape, model.encoding
         self.network_, self.likelihood_ = model.loss.network, model.loss.likelihood
         self.particles_ = jax.tree.map(np.asarray, found.particles)
-        self.members_ = columns_of(
-            [part for part in choice.parts for _ in range(self.particles // len(choice.parts))]
-        )
-        weights, numbers = np.unique(self.members_["prior_weight"], return_counts=True)
-        self.prior_weight_ = float(weights[::-1][np.argmax(numbers[::-1])])
+        self.members_ = members_of(choice.parts, self.particles)
+        self.prior_weight_ = most_frequent(self.members_["prior_weight"])
         self.n_iter_ = found.steps
         self.history_ = found.history
-        self.validation_scores_ = {
-            "model": np.array([models[trial.model].shape.name for trial in choice.scores], np.str_),
-            **columns_of(choice.scores),
-            "log_density": np.array(list(choice.scores.values()), np.float64),
-            "share": np.array([choice.shares[trial] for trial in choice.scores], np.float64),
-        }
+        self.validation_scores_ = scores_of(choice, [model.shape.name for model in models])
 
     def _predictive(self, location: Any = None, scale: Any = None) -> Predictive:
         particles = jax.tree.map(jnp.asarray, self.particles_)

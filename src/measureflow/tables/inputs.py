@@ -11,6 +11,9 @@ from measureflow.tables.leaks import warn_of_the_target
 from measureflow.tables.reading import dense, is_frame, names_of, targets_of
 from measureflow.tables.scaling import moments
 
+# Of the sum n of all weights, 1/n is the prior's weight: a number in single precision.
+_WEIGHTS = (1e-30, 1e30)
+
 
 def checked(estimator: Any, X: Any, y: Any, again: bool, **of_targets: Any) -> tuple[Any, np.ndarray]:
     """Rows and targets to fit. A frame stays one where this fit learns its columns, or the one did that it
@@ -68,3 +71,17 @@ def scaling(
         return mean, scale
     warn_of_the_target(columns, X, y, are_labels=is_classifier(estimator))
     return mean, columns.scale(scale)
+
+
+def require_mass(weights: np.ndarray) -> np.ndarray:
+    """Weights of rows, whose sum is a number that can be computed with."""
+    if not weights.any():
+        raise ValueError("sample_weight is zero for every row; give some rows a weight > 0.")
+    with np.errstate(over="ignore"):
+        total = weights.sum()
+    if not _WEIGHTS[0] < total < _WEIGHTS[1]:
+        raise ValueError(
+            f"sample_weight sums to {total:.3g}, but a row of weight k counts as k equal rows; divide it by "
+            "its mean."
+        )
+    return weights

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from measureflow.tables.choosing import Trial
+from measureflow.tables.choosing import Choice, Trial
 from measureflow.tables.methods import Candidate
 
 #: The columns: one number for each network.
@@ -20,8 +20,32 @@ def columns_of(trials: Iterable[Trial]) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(column) for name, column in zip(COLUMNS, table.T, strict=True)}
 
 
-def parts_given(members: Mapping[str, np.ndarray]) -> tuple[Trial, ...]:
-    """The equal parts of an ensemble whose networks were trained alike: the fewest that there are."""
+def members_of(parts: tuple[Trial, ...], particles: int) -> dict[str, np.ndarray]:
+    """A row for each of so many networks, which are cut into equal parts."""
+    return columns_of(part for part in parts for _ in range(particles // len(parts)))
+
+
+def most_frequent(column: np.ndarray) -> float:
+    """Of all numbers; the largest of those that are equally frequent."""
+    values, counts = np.unique(column, return_counts=True)
+    return float(values[counts == counts.max()][-1])
+
+
+def scores_of(choice: Choice, names: list[str]) -> dict[str, np.ndarray]:
+    """What was tried, as columns: `names` are those of the models."""
+    return {
+        "model": np.array([names[trial.model] for trial in choice.scores], np.str_),
+        **columns_of(choice.scores),
+        "log_density": np.array(list(choice.scores.values()), np.float64),
+        "share": np.array([choice.shares[trial] for trial in choice.scores], np.float64),
+    }
+
+
+def parts_given(members: Mapping[str, np.ndarray], prior_weight: float | None = None) -> tuple[Trial, ...]:
+    """The equal parts of an ensemble whose networks are trained alike: the fewest that there are. A prior
+    weight that is given is that of all."""
+    if prior_weight is not None:
+        members = {**members, "prior_weight": np.full(len(members["binned"]), float(prior_weight))}
     rows = list(zip(*(members[name].tolist() for name in COLUMNS), strict=True))
     number = next(n for n in range(1, len(rows) + 1) if len(rows) % n == 0 and _alike(rows, len(rows) // n))
     chosen = rows[:: len(rows) // number]
