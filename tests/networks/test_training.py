@@ -2,7 +2,6 @@
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -126,7 +125,9 @@ def plain_flax(theta, statistics, steps, optimiser):
         logits, changed = module.apply(
             {"params": theta, "batch_stats": statistics}, batch[0], train=True, mutable=["batch_stats"]
         )
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean(), changed["batch_stats"]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean(), changed[
+            "batch_stats"
+        ]
 
     @jax.jit
     def step(theta, statistics, memory, batch):
@@ -144,7 +145,12 @@ def test_a_deep_ensemble_is_its_networks_trained_alone(residual):
     steps, optimiser = 12, optax.sgd(0.05, momentum=0.9)
     start = residual.sample(key(1), N)
     solution = mf.solve(
-        problem_of(residual), mf.WassersteinFlow(optimiser=optimiser), start, steps, key(), data=batches(steps + 1)
+        problem_of(residual),
+        mf.WassersteinFlow(optimiser=optimiser),
+        start,
+        steps,
+        key(),
+        data=batches(steps + 1),
     )
     particles = solution.measure.particles
     assert isinstance(particles, mf.WithStatistics)

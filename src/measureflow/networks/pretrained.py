@@ -30,9 +30,15 @@ def started(
             f"noise is 0 and nothing is new, so that all n={n} particles would be the same, and stay so: "
             "identical particles do not repel each other; pass noise=0.1, or new=['head']."
         )
+    return _drawn(network, centre, key, n, strong(noise))
+
+
+# Compiled, so that a large network is not drawn array by array.
+@eqx.filter_jit
+def _drawn(network: Any, centre: Any, key: Key[Array, ""], n: int, noise: Array) -> Particles:
     new_key, noise_key = jax.random.split(key)
     fresh = network.sample(new_key, n)
-    theta = perturbed(parameters_of(centre), parameters_of(fresh), noise_key, n, strong(noise))
+    theta = perturbed(parameters_of(centre), parameters_of(fresh), noise_key, n, noise)
     if not isinstance(fresh, WithStatistics):
         return theta
     return WithStatistics(theta, perturbed(centre.statistics, fresh.statistics, noise_key, n, strong(0.0)))
