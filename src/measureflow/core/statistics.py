@@ -3,7 +3,7 @@
 from typing import Any
 
 import equinox as eqx
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
 from measureflow.core.showing import one_line
 
@@ -24,8 +24,8 @@ class WithStatistics(eqx.Module):
         s, a pytree of floating-point arrays; without any for a network that has Dropout alone.
     """
 
-    parameters: PyTree[Float[Array, "..."]]
-    statistics: PyTree[Float[Array, "..."]]
+    parameters: PyTree
+    statistics: PyTree
 
     def __repr__(self) -> str:
         return one_line(self)

@@ -126,10 +126,10 @@ class LinenApply(eqx.Module):
 
     module: Held = eqx.field(static=True)
     keywords: Held = eqx.field(static=True)
-    variables: PyTree
+    variables: PyTree = None
 
     def __call__(self, theta: PyTree, inputs: PyTree) -> Array:
-        variables = {"params": theta, **self.variables}
+        variables = {"params": theta, **(self.variables or {})}
         return self.module.value.apply(variables, inputs, **self.keywords.value)
 
 

@@ -27,7 +27,8 @@ def linen_parts(
     init = LinenInit(held, inputs, Held(predicting))
     others = _others(module, inputs, predicting, training, variables)
     if training is None:
-        apply = LinenApply(held, Held(predicting), others)
+        # None: a module without arrays can be hashed, and jax.jit takes it as it is.
+        apply = LinenApply(held, Held(predicting), others or None)
         _tried(apply, jax.eval_shape(init, jax.random.key(0)), inputs)
         return init, apply, None
     trained = LinenTrained(held, Held(predicting), Held(training))

@@ -35,18 +35,20 @@ def started(
 
 # Compiled, so that a large network is not drawn array by array.
 @eqx.filter_jit
-def _drawn(network: Any, centre: Any, key: Key[Array, ""], n: int, noise: Array) -> Particles:
+def _drawn(network: Any, centre: list, key: Key[Array, ""], n: int, noise: Array) -> Particles:
     new_key, noise_key = jax.random.split(key)
     fresh = network.sample(new_key, n)
-    theta = perturbed(parameters_of(centre), parameters_of(fresh), noise_key, n, noise)
+    parameters = parameters_of(fresh)
+    number = len(jax.tree.leaves(parameters))
+    theta = perturbed(centre[:number], parameters, noise_key, n, noise)
     if not isinstance(fresh, WithStatistics):
         return theta
-    return WithStatistics(theta, perturbed(centre.statistics, fresh.statistics, noise_key, n, strong(0.0)))
+    return WithStatistics(theta, perturbed(centre[number:], fresh.statistics, noise_key, n, strong(0.0)))
 
 
-def matched(point: PyTree, pretrained: Any, new: Sequence[str]) -> Any:
-    """`point` (θ, or θ with statistics, as shapes) with the numbers of `pretrained`; None where it is new.
-    Leaves are found by name; those whose names begin with one of `new` are new."""
+def matched(point: PyTree, pretrained: Any, new: Sequence[str]) -> list[np.ndarray | None]:
+    """The numbers of `pretrained` for the leaves of `point` (θ, or θ with statistics, as shapes), in order;
+    None for those that are new. Leaves are found by name; those whose names begin with one of `new` are new."""
     if isinstance(new, str) or not all(isinstance(name, str) for name in new):
         raise TypeError(f"new must be a sequence of names, got {new!r}; pass new=['head'].")
     source = _named(_weights(pretrained))
@@ -58,14 +60,12 @@ def matched(point: PyTree, pretrained: Any, new: Sequence[str]) -> Any:
         )
     is_new = {path: any(_begins(path, name) for name in new) for path in wanted}
     found = {path: None if is_new[path] else _of(source, path, leaf) for path, leaf in wanted.items()}
-    return jax.tree.unflatten(jax.tree.structure(point), list(found.values()))
+    return list(found.values())
 
 
-def perturbed(centre: PyTree, fresh: Particles, key: Key[Array, ""], n: int, noise: Array) -> Particles:
+def perturbed(centre: list, fresh: Particles, key: Key[Array, ""], n: int, noise: Array) -> Particles:
     """θᵢ = θ + noise·rms(θ)·Zᵢ for every array; where the centre is None, `fresh` ones."""
     leaves, structure = jax.tree.flatten(fresh)
-    # None is no leaf of a pytree.
-    given = jax.tree.leaves(centre, is_leaf=lambda leaf: leaf is None)
 
     def around(number: int, leaf: Any, drawn: Array) -> Array:
         if leaf is None:
@@ -75,7 +75,7 @@ def perturbed(centre: PyTree, fresh: Particles, key: Key[Array, ""], n: int, noi
         normal = jax.random.normal(jax.random.fold_in(key, number), (n, *leaf.shape), leaf.dtype)
         return leaf[None] + size * normal
 
-    moved = [around(i, *pair) for i, pair in enumerate(zip(given, leaves, strict=True))]
+    moved = [around(i, *pair) for i, pair in enumerate(zip(centre, leaves, strict=True))]
     return jax.tree.unflatten(structure, moved)
 
 

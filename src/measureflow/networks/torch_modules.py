@@ -46,14 +46,15 @@ class TorchApply(eqx.Module):
         found = tuple(map(jnp.asarray, given))
         if len(found) != len(self.shapes):
             raise ValueError(
-                f"inputs must be {len(self.shapes)} arrays, got {len(found)}; pass them as the module takes them."
+                f"inputs must be {len(self.shapes)} arrays, got {len(found)}; pass them as the module takes "
+                "them."
             )
         for array, (shape, whole) in zip(found, self.shapes, strict=True):
             if array.shape[1:] != shape or jnp.issubdtype(array.dtype, jnp.integer) != whole:
                 wanted, kind = ", ".join(map(str, ("rows", *shape))), "integers" if whole else "floats"
                 raise ValueError(
-                    f"inputs must have shape ({wanted}) and hold {kind}, got {array.dtype} of shape {array.shape}; "
-                    "the network was built for inputs of that shape."
+                    f"inputs must have shape ({wanted}) and hold {kind}, got {array.dtype} of shape "
+                    f"{array.shape}; the network was built for inputs of that shape."
                 )
         return found
 
@@ -88,7 +89,8 @@ def torch_parts(module: Any, inputs: Any, training: bool) -> tuple[TorchInit, An
     torch = _torch()
     if not isinstance(module, torch.nn.Module):
         raise TypeError(
-            f"module must be an instance of torch.nn.Module, got {type(module).__name__}; pass the module itself."
+            f"module must be an instance of torch.nn.Module, got {type(module).__name__}; pass the module "
+            "itself."
         )
     aliases = _one_name(module)
     moving = _parameters(module, aliases)
@@ -145,8 +147,8 @@ def state_dict(network: Any, particles: Particles, index: int) -> dict[str, Any]
     missing = [source for _, source in apply.names if source not in values]
     if missing:
         raise ValueError(
-            f"particles have no array {missing[0]!r}, which the module has; pass solution.measure.particles of "
-            "this network."
+            f"particles have no array {missing[0]!r}, which the module has; pass solution.measure.particles "
+            "of this network."
         )
     return {
         name: torch.from_numpy(np.array(values[source])).to(kinds.get(name)) for name, source in apply.names
@@ -202,8 +204,8 @@ def _parameters(module: Any, aliases: dict[str, str]) -> dict[str, Array]:
     found = {aliases[n]: _array(tensor) for n, tensor in module.named_parameters() if tensor.requires_grad}
     if not found:
         raise ValueError(
-            "module has no parameters that are learned: all have requires_grad=False, or there are none; call "
-            "module.requires_grad_(True)."
+            "module has no parameters that are learned: all have requires_grad=False, or there are none; "
+            "call module.requires_grad_(True)."
         )
     return found
 
@@ -235,8 +237,8 @@ def _tensors(torch: Any, module: Any, inputs: Any) -> tuple[Any, ...]:
         array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
         if array.ndim == 0 or not len(array):
             raise ValueError(
-                f"inputs must have a leading axis with at least one row, got shape {array.shape}; add the axis "
-                "with x[None]."
+                f"inputs must have a leading axis with at least one row, got shape {array.shape}; add the "
+                "axis with x[None]."
             )
         if array.dtype.kind not in "fiub":
             raise TypeError(f"inputs must hold numbers, got {array.dtype}; convert them with astype.")
@@ -268,8 +270,9 @@ def _require_pure(program: TorchProgram, training: bool) -> None:
         return
     if training:
         raise ValueError(
-            f"module is random or changes its buffers in the mode of module.eval(), too: {', '.join(layers)}; "
-            "give BatchNorm track_running_stats=True, and let Dropout see module.training."
+            f"module is random or changes its buffers in the mode of module.eval(), too: "
+            f"{', '.join(layers)}; give BatchNorm track_running_stats=True, and let Dropout see "
+            "module.training."
         )
     raise ValueError(
         f"module is in training mode: {', '.join(layers)} would draw random numbers or use statistics of the "
@@ -282,8 +285,8 @@ def _require_momentum(torch: Any, module: Any) -> None:
     for name, layer in module.named_modules():
         if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and layer.momentum is None:
             raise NotImplementedError(
-                f"Network.torch does not cover {type(layer).__name__} {name!r} with momentum=None, the mean over "
-                "all batches; give it momentum=0.1."
+                f"Network.torch does not cover {type(layer).__name__} {name!r} with momentum=None, the mean "
+                "over all batches; give it momentum=0.1."
             )
 
 
@@ -303,6 +306,6 @@ def _require_equal(module: Any, apply: TorchApply, theta: dict[str, Array], tens
         raise RuntimeError(
             f"Network.torch computes something else than {type(module).__name__} itself: outputs of shape "
             f"{found.shape} and {expected.shape}, which differ by up to "
-            f"{np.max(np.abs(found - expected)) if found.shape == expected.shape else 'their shapes'}; if the "
-            "module is not random, please report this."
+            f"{np.max(np.abs(found - expected)) if found.shape == expected.shape else 'their shapes'}; if "
+            "the module is not random, please report this."
         )

@@ -40,7 +40,7 @@ def aligned(*values: Any) -> list[Array]:
     common = functools.reduce(jnp.promote_types, kinds) if kinds else jnp.result_type(float)
     if any(isinstance(value, float) for value in values) and not jnp.issubdtype(common, jnp.floating):
         common = jnp.result_type(float)
-    if common == bool and any(type(value) is int for value in values):
+    if common == np.dtype(bool) and any(type(value) is int for value in values):
         common = jnp.result_type(int)
     rank = max((jnp.ndim(value) for value in values), default=0)
     found = [jnp.asarray(value, common) for value in values]
@@ -117,6 +117,12 @@ def divide(x: Any, other: Any, rounding_mode: str | None = None) -> Array:
     if rounding_mode == "floor":
         return jnp.floor_divide(a, b)
     return jnp.trunc(_as_float(a) / _as_float(b)).astype(a.dtype)
+
+
+@operation("floor_divide.default", "floor_divide.Scalar")
+def floor_divide(x: Any, other: Any) -> Array:
+    """⌊x / other⌋."""
+    return divide(x, other, "floor")
 
 
 @operation("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
@@ -290,7 +296,7 @@ def split(x: Array, split_size: Any = None, split_sizes: Any = None, dim: int = 
     length = x.shape[dim]
     lengths = split_size if split_sizes is None else split_sizes
     if isinstance(lengths, int):
-        return jnp.split(x, range(lengths, length, lengths), dim)
+        return jnp.split(x, list(range(lengths, length, lengths)), dim)
     return jnp.split(x, np.cumsum(lengths)[:-1].tolist(), dim)
 
 
