@@ -4,6 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import scipy.stats as st
 from helpers import jit, key
@@ -253,3 +254,202 @@ def test_outputs_are_those_of_pytorch(name):
         with torch.no_grad():
             expected = module(*tensors(inputs)).numpy()
         assert_equal(evaluate(theta, inputs), expected)
+
+
+# --- training, and back
+
+
+class Digits(nn.Module):
+    """A residual block with BatchNorm, with momentum and eps of its own."""
+
+    def __init__(self, rate=0.0):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 4, 3, stride=2, bias=False), nn.BatchNorm2d(4, momentum=0.3)
+        self.inner, self.again = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4, eps=1e-2)
+        self.dropout, self.head = nn.Dropout(rate), nn.Linear(36, 10)
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.conv(x)))
+        return self.head(self.dropout(torch.flatten(F.relu(x + self.again(self.inner(x))), 1)))
+
+
+IMAGES_8, LABELS = floats(40, 1, 8, 8), RNG.integers(0, 10, 40).astype(np.int32)
+
+
+def test_statistics_are_those_of_a_training_loop_of_pytorch():
+    """Four steps of SGD: parameters, running means, unbiased running variances and numbers of batches."""
+    torch.manual_seed(1)
+    module = Digits()
+    network = Network.torch(module, IMAGES_8[:2], training=True)
+    start = network.start_from(module, key(), 1, noise=0.0)
+    problem = mf.deep_ensemble(mf.NegativeLogLikelihood(network, mf.likelihoods.Categorical(10)))
+    batches = [(IMAGES_8[i : i + 10], LABELS[i : i + 10]) for i in range(0, 40, 10)]
+    flow = mf.WassersteinFlow(optimiser=optax.sgd(0.1))
+    solution = mf.solve(problem, flow, start, 4, key(), data=iter([*batches, batches[0]]))
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
+    for images, labels in batches:
+        optimiser.zero_grad()
+        F.cross_entropy(module.train()(torch.from_numpy(images)), torch.from_numpy(labels).long()).backward()
+        optimiser.step()
+    found, expected = network.state_dict(solution.measure.particles, 0), module.state_dict()
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype
+        np.testing.assert_allclose(found[name].numpy(), tensor.numpy(), rtol=2e-4, atol=2e-6, err_msg=name)
+    assert found["norm.num_batches_tracked"] == 4
+    # And in prediction, in another module.
+    other = Digits().eval()
+    other.load_state_dict(found)
+    predicted = eqx.filter_jit(network.apply)(
+        jax.tree.map(lambda x: x[0], solution.measure.particles), IMAGES_8
+    )
+    assert_equal(predicted, other(torch.from_numpy(IMAGES_8)).detach().numpy())
+    assert module.training, "the module is in the mode that it was in"
+
+
+def test_dropout_has_its_law():
+    """Kept with probability 1 − p and divided by it, for every particle and key anew."""
+    module = nn.Sequential(nn.Linear(1, 1000, bias=False), nn.Dropout(0.25))
+    network = Network.torch(module, np.ones((2, 1)), training=True)
+    theta = {"0.weight": jnp.ones((1000, 1))}
+    draws = np.stack([network.training(theta, {}, np.ones((3, 1), np.float32), key(i))[0] for i in range(2)])
+    assert set(np.unique(draws)) == {0.0, np.float32(1 / 0.75)}
+    kept = draws > 0
+    assert abs(kept.mean() - 0.75) < 5 * np.sqrt(0.75 * 0.25 / kept.size)
+    assert np.any(kept[0] != kept[1])
+
+
+def test_parameters_start_as_pytorch_starts_them():
+    """Kolmogorov and Smirnov's test against PyTorch's own draws; what is constant there is constant here."""
+    torch.manual_seed(2)
+
+    def make():
+        return nn.Sequential(nn.Conv2d(3, 40, 3), nn.Flatten(), nn.Linear(360, 30), nn.LayerNorm(30))
+
+    module = make()
+    network = Network.torch(module, floats(2, 3, 5, 5))
+    drawn = jit(network.init)(key(1))
+    for name, tensor in make().state_dict().items():
+        found, expected = np.ravel(drawn[name]), tensor.numpy().ravel()
+        if len(np.unique(expected)) == 1:
+            np.testing.assert_array_equal(found, expected)
+        else:
+            assert st.ks_2samp(found, expected).pvalue > 1e-4, name
+    prior = network.prior(weight=1.0)
+    np.testing.assert_allclose(prior.deviations()["0.weight"], 1 / np.sqrt(27), rtol=1e-6)
+
+
+def test_frozen_and_shared_parameters():
+    """requires_grad=False is a constant; a weight with two names is one, and comes back under both."""
+    module = Tied()
+    module.decode.bias.requires_grad_(False)
+    network = Network.torch(module, floats(2, 6))
+    particles = network.start_from(module, key(), 3)
+    assert set(particles) == {"encode.weight"}
+    back = network.state_dict(particles, 2)
+    assert set(back) == set(module.state_dict())
+    np.testing.assert_array_equal(back["decode.weight"], np.asarray(particles["encode.weight"][2]))
+    np.testing.assert_array_equal(back["decode.bias"], module.decode.bias.numpy())
+    other = Tied()
+    other.load_state_dict(back)
+    x = floats(4, 6)
+    assert_equal(
+        network.apply({"encode.weight": particles["encode.weight"][2]}, x),
+        other(torch.from_numpy(x)).detach().numpy(),
+    )
+
+
+def test_an_index_beyond_the_table_is_nan():
+    network = Network.torch(nn.Sequential(nn.Embedding(5, 3), nn.Flatten()), np.array([[0], [4]]))
+    theta = {"0.weight": jnp.ones((5, 3))}
+    outputs = np.asarray(network.apply(theta, np.array([[4], [5], [-1]])))
+    np.testing.assert_array_equal(np.isnan(outputs[:, 0]), [False, True, True])
+
+
+class Returns(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.linear, self.function = nn.Linear(3, 3), function
+
+    def forward(self, x):
+        return self.function(self.linear(x))
+
+
+THREE = floats(2, 3)
+LINEAR = nn.Linear(3, 2)
+NETWORK = Network.torch(LINEAR, THREE)
+
+
+class Memory(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.reader = nn.LSTM(3, 4, batch_first=True)
+
+    def forward(self, x):
+        return self.reader(x)[0][:, -1]
+
+
+def with_norm(**options):
+    return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, **options))
+
+
+# name: (mistake, words of its message)
+MISTAKES = {
+    "lstm": (lambda: Network.torch(Memory(), floats(2, 5, 3)), ["lstm", "LSTM 'reader'", "Flax or Equinox"]),
+    "sort": (lambda: Network.torch(Returns(lambda x: x.sort(1).values), THREE), ["sort", "Returns"]),
+    "training mode": (
+        lambda: Network.torch(with_norm(), THREE),
+        ["training mode", "BatchNorm1d '1'", "eval()", "training=True"],
+    ),
+    "active dropout": (
+        lambda: Network.torch(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1)), THREE),
+        ["training mode", "Dropout '1'", "eval()"],
+    ),
+    "no running statistics": (
+        lambda: Network.torch(with_norm(track_running_stats=False).eval(), THREE),
+        ["BatchNorm1d", "batch"],
+    ),
+    "no running statistics, trained": (
+        lambda: Network.torch(with_norm(track_running_stats=False), THREE, training=True),
+        ["BatchNorm1d", "track_running_stats=True"],
+    ),
+    "momentum": (
+        lambda: Network.torch(with_norm(momentum=None), THREE, training=True),
+        ["momentum=None", "0.1"],
+    ),
+    "nothing to train": (
+        lambda: Network.torch(nn.Linear(3, 2), THREE, training=True),
+        ["leave training out"],
+    ),
+    "not a module": (lambda: Network.torch(nn.Linear, THREE), ["torch.nn.Module", "type"]),
+    "double": (
+        lambda: Network.torch(nn.Linear(3, 2).double(), THREE),
+        ["float64", "'weight'", "module.float()"],
+    ),
+    "half": (lambda: Network.torch(nn.Linear(3, 2).half(), THREE), ["float16", "module.float()"]),
+    "frozen": (lambda: Network.torch(nn.Linear(3, 2).requires_grad_(False), THREE), ["requires_grad"]),
+    "two outputs": (lambda: Network.torch(Returns(lambda x: (x, x + 1)), THREE), ["one tensor", "2 outputs"]),
+    "values": (
+        lambda: Network.torch(Returns(lambda x: x if x.sum() > 0 else -x), THREE),
+        ["torch.export", "Returns"],
+    ),
+    "rows": (lambda: Network.torch(Returns(lambda x: x.view(2, 3)), THREE), ["rows"]),
+    "columns at first": (lambda: Network.torch(nn.Linear(3, 2), floats(2, 4)), ["torch.export", "Linear"]),
+    "no rows": (lambda: Network.torch(nn.Linear(3, 2), np.ones(())), ["inputs", "leading axis"]),
+    "columns": (lambda: NETWORK.apply({}, floats(5, 4)), ["(rows, 3)", "(5, 4)"]),
+    "integers": (lambda: NETWORK.apply({}, np.ones((5, 3), int)), ["floats", "int"]),
+    "index": (lambda: NETWORK.state_dict(NETWORK.sample(key(), 2), 2), ["index", "2"]),
+    "state dict of another": (
+        lambda: Network.mlp(3).state_dict(Network.mlp(3).sample(key(), 2), 0),
+        ["Network.torch"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_message(name):
+    act, pieces = MISTAKES[name]
+    with pytest.raises((TypeError, ValueError, NotImplementedError, IndexError)) as caught:
+        act()
+    for piece in pieces:
+        assert piece in str(caught.value), f"{piece!r} not in: {caught.value}"

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
-from helpers import key
+from helpers import jit, key
 from sklearn.datasets import load_digits
 
 import measureflow as mf
@@ -165,19 +165,17 @@ def test_a_repulsive_langevin_ensemble_of_residual_networks(residual):
     batch = tuple(x[:BATCH] for x in TRAIN)
     before = solution.measure.particles
     after = mf.run(problem, flow, solution.state, batch, key(), 1).particles
-    for i in range(N):
-        point = one(before, i)
-        _, expected = flax_loss(point.parameters, point.statistics["batch_stats"], batch)
-        assert_same(one(after.statistics["batch_stats"], i), expected)
+    alone = jit(jax.vmap(lambda p: flax_loss(p.parameters, p.statistics["batch_stats"], batch)[1]))
+    assert_same(after.statistics["batch_stats"], alone(before))
     moved = np.asarray(after.parameters["Dense_0"]["bias"] - before.parameters["Dense_0"]["bias"])
     assert np.all(np.abs(moved) > 0)
     predictive = mf.Predictive(residual, CLASSES, before)
     found = np.asarray(predictive(TEST[0]).probs)
-    logits = [
-        Residual().apply({"params": p.parameters, **p.statistics}, TEST[0], train=False)
-        for p in (one(before, i) for i in range(N))
-    ]
-    np.testing.assert_allclose(found, np.mean(jax.nn.softmax(jnp.stack(logits)), axis=0), atol=2e-5)
+    evaluate = jit(
+        jax.vmap(lambda p: Residual().apply({"params": p.parameters, **p.statistics}, TEST[0], train=False))
+    )
+    logits = evaluate(before)
+    np.testing.assert_allclose(found, np.mean(jax.nn.softmax(logits), axis=0), atol=2e-5)
     # 480 images, chance 0.1, and a standard error of 0.02.
     assert np.mean(np.argmax(found, axis=1) == TEST[1]) > 0.75
     assert solution.history.loss[-1] < 0.7 * solution.history.loss[0]
@@ -227,11 +225,12 @@ def test_statistics_go_on_and_keys_differ(trained):
     assert all(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (before, after)), strict=True))
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(after))
     same = jax.tree.map(lambda leaf: jnp.stack([leaf[0]] * N), start)
-    twice = [mf.run(problem, flow, flow.init(problem, same), (X, Y), key(i), 1).particles for i in (0, 1)]
+    after_one = jit(lambda k: mf.run(problem, flow, flow.init(problem, same), (X, Y), k, 1).particles)
+    twice = [after_one(key(i)) for i in (0, 1)]
     weights = np.stack([jax.tree.leaves(p.parameters)[0] for p in twice])
     assert len(np.unique(weights.reshape(2 * N, -1), axis=0)) == 2 * N, "keys by particle and by run"
     point = one(solution.measure.particles, 0)
-    outputs = [network.apply(point, rows) for rows in (X, X[:5])]
+    outputs = [jit(network.apply)(point, rows) for rows in (X, X[:5])]
     np.testing.assert_allclose(outputs[0][:5], outputs[1], rtol=2e-4, atol=1e-5)
 
 
@@ -257,11 +256,11 @@ def test_equinox_statistics_are_those_of_equinox():
     network = Network.equinox(make_equinox, training=True)
     module, state = make_equinox(key(3))
     point = one(network.start_from((module, state), key(), 1, noise=0.0), 0)
-    _, after = network.training(point.parameters, point.statistics, X, key())
+    _, after = jit(network.training)(point.parameters, point.statistics, X, key())
     on_rows = jax.vmap(
         lambda x, s: module(x, s, key=key()), in_axes=(0, None), out_axes=(0, None), axis_name="cases"
     )
-    _, expected = on_rows(X, state)
+    _, expected = jit(on_rows)(X, state)
     assert_same(after, jax.tree.leaves(expected))
 
 
@@ -283,7 +282,7 @@ def test_frozen_statistics_are_constants(trained):
 
         frozen = Network.nnx(make)
     np.testing.assert_allclose(
-        frozen.apply(point.parameters, X), trained[0].apply(point, X), rtol=1e-4, atol=1e-5
+        jit(frozen.apply)(point.parameters, X), jit(trained[0].apply)(point, X), rtol=1e-4, atol=1e-5
     )
 
 

@@ -215,7 +215,7 @@ def batch_norm_in_training(
 
 @operation("_native_batch_norm_legit.no_stats")
 def batch_norm_of_the_batch(
-    input: Array, weight: Any, bias: Any, training: bool, eps: float
+    input: Array, weight: Any, bias: Any, training: bool, eps: float, momentum: float = 0.0
 ) -> tuple[Array, Array, Array]:
     """(x − m)/√(v + ε)·w + b with the statistics of the batch, and these."""
     over = tuple(i for i in range(input.ndim) if i != 1)
