@@ -434,6 +434,10 @@ MISTAKES = {
         ["torch.export", "Returns"],
     ),
     "rows": (lambda: Network.torch(Returns(lambda x: x.view(2, 3)), THREE), ["rows"]),
+    "rows, by their number": (
+        lambda: Network.torch(Returns(lambda x: x if x.shape[0] < 4 else -x), THREE),
+        ["number of rows"],
+    ),
     "columns at first": (lambda: Network.torch(nn.Linear(3, 2), floats(2, 4)), ["torch.export", "Linear"]),
     "no rows": (lambda: Network.torch(nn.Linear(3, 2), np.ones(())), ["inputs", "leading axis"]),
     "columns": (lambda: NETWORK.apply({}, floats(5, 4)), ["(rows, 3)", "(5, 4)"]),

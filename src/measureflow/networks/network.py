@@ -15,8 +15,6 @@ from measureflow.core.showing import counted, or_fields
 from measureflow.core.statistics import WithStatistics
 from measureflow.core.validation import (
     require_count,
-    require_leading_axis,
-    require_representable,
     typed_key,
 )
 from measureflow.networks.adapters import (
@@ -24,7 +22,6 @@ from measureflow.networks.adapters import (
     EquinoxInit,
     NnxApply,
     NnxInit,
-    by_path,
     equinox_parts,
     nnx_parts,
 )
@@ -36,7 +33,9 @@ from measureflow.networks.functions import (
     PerceptronApply,
     PerceptronInit,
     RowsOfOutputs,
+    as_batch,
     require_activation,
+    require_parameters,
 )
 from measureflow.networks.linen import linen_parts
 from measureflow.networks.pretrained import started
@@ -106,7 +105,7 @@ class Network(eqx.Module):
         self.init, self.training = init, training
         self.apply = apply if isinstance(apply, RowsOfOutputs) else RowsOfOutputs(apply)
         self.output_axis = output_axis
-        _require_parameters(jax.eval_shape(init, jax.random.key(0)))
+        require_parameters(jax.eval_shape(init, jax.random.key(0)))
 
     @or_fields
     def __repr__(self) -> str:
@@ -206,7 +205,7 @@ class Network(eqx.Module):
         """
         if importlib.util.find_spec("flax") is None:
             raise _no_flax("linen")
-        parts = linen_parts(module, _batch(inputs), prediction, training, variables)
+        parts = linen_parts(module, as_batch(inputs), prediction, training, variables)
         init, apply, carried = parts
         return cls(init, apply, training=carried)
 
@@ -285,10 +284,10 @@ class Network(eqx.Module):
 
     def point(self) -> PyTree[jax.ShapeDtypeStruct]:
         """The shapes of one particle: θ, with statistics where the network has `training`."""
-        theta = jax.eval_shape(self.init, jax.random.key(0))
-        if self.training is None:
+        theta, training = jax.eval_shape(self.init, jax.random.key(0)), self.training
+        if training is None:
             return theta
-        return WithStatistics(theta, jax.eval_shape(lambda: self.training.statistics))
+        return WithStatistics(theta, jax.eval_shape(lambda: training.statistics))
 
     def start_from(
         self, pretrained: Any, key: Key[Array, ""], n: int, *, noise: Any = 0.1, new: Sequence[str] = ()
@@ -370,7 +369,7 @@ class Network(eqx.Module):
         inputs
             A batch of inputs, the anchors.
         """
-        return OutputsAt(self.apply, _batch(inputs))
+        return OutputsAt(self.apply, as_batch(inputs))
 
     def computed_in(self, dtype: Any) -> "Network":
         """The network whose parameters stay what they are, and whose outputs are computed in `dtype`:
@@ -418,20 +417,3 @@ def _require_no_training(network: Network, method: str) -> None:
 
 def _no_flax(route: str) -> ImportError:
     return ImportError(f"Network.{route} needs Flax, which is not installed; run `pip install flax`.")
-
-
-def _batch(inputs: PyTree) -> PyTree:
-    inputs = require_representable("inputs", require_leading_axis("inputs", inputs, "row"))
-    return jax.tree.map(jnp.asarray, inputs)
-
-
-def _require_parameters(theta: PyTree) -> None:
-    leaves = by_path(theta)
-    if not leaves:
-        raise ValueError("the network has no parameters: init returns no arrays; there is nothing to learn.")
-    for path, leaf in leaves.items():
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise TypeError(
-                f"parameters must be floating-point arrays, got {leaf.dtype} at θ{path}; keep constants "
-                "inside apply."
-            )

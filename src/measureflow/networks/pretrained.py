@@ -48,7 +48,7 @@ def _drawn(network: Any, centre: list, key: Key[Array, ""], n: int, noise: Array
 
 def matched(point: PyTree, pretrained: Any, new: Sequence[str]) -> list[np.ndarray | None]:
     """The numbers of `pretrained` for the leaves of `point` (θ, or θ with statistics, as shapes), in order;
-    None for those that are new. Leaves are found by name; those whose names begin with one of `new` are new."""
+    None for those that are new: whose names begin with one of `new`."""
     if isinstance(new, str) or not all(isinstance(name, str) for name in new):
         raise TypeError(f"new must be a sequence of names, got {new!r}; pass new=['head'].")
     source = _named(_weights(pretrained))

@@ -1,15 +1,14 @@
 """PyTorch's layers as functions of JAX: what they are made of is in `torch_operations.py`."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Key
 
-from measureflow.networks.torch_operations import OPERATIONS, operation
+from measureflow.networks.torch_operations import OPERATIONS, kind, operation
 
 #: Those that mix the rows of a batch: what is predicted for a row would depend on the others.
 OF_THE_BATCH = {"_native_batch_norm_legit_functional.default", "_native_batch_norm_legit.no_stats"}
@@ -80,15 +79,15 @@ def glu(x: Array, dim: int) -> Array:
 
 
 @operation("softmax.int", "_softmax.default")
-def softmax(x: Array, dim: int) -> Array:
+def softmax(x: Array, dim: int, dtype: str | None = None) -> Array:
     """exp(x)/Σ exp(x)."""
-    return jax.nn.softmax(x, dim)
+    return jax.nn.softmax(x.astype(kind(dtype, x.dtype)), dim)
 
 
 @operation("log_softmax.int", "_log_softmax.default")
-def log_softmax(x: Array, dim: int) -> Array:
+def log_softmax(x: Array, dim: int, dtype: str | None = None) -> Array:
     """x − log Σ exp(x)."""
-    return jax.nn.log_softmax(x, dim)
+    return jax.nn.log_softmax(x.astype(kind(dtype, x.dtype)), dim)
 
 
 # --- linear maps and convolutions
@@ -128,12 +127,12 @@ def convolution(
 ) -> Array:
     """Convolutions as (rows, channels, …); "same" has what is odd at the end."""
     spatial = weight.ndim - 2
-    stride, dilation = _each(stride, spatial), _each(dilation, spatial)
+    stride, dilation = each(stride, spatial), each(dilation, spatial)
     if padding == "same":
         wide = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
         pairs = [(w // 2, w - w // 2) for w in wide]
     else:
-        pairs = [(p, p) for p in _each(0 if padding == "valid" else padding, spatial)]
+        pairs = [(p, p) for p in each(0 if padding == "valid" else padding, spatial)]
     found = jax.lax.conv_general_dilated(
         input, weight, stride, pairs, rhs_dilation=dilation, feature_group_count=groups
     )
@@ -153,7 +152,7 @@ def transposed_convolution(
 ) -> Array:
     """The transpose of a convolution: the input with zeros between, and the kernel turned round."""
     spatial = weight.ndim - 2
-    stride, padding, more, dilation = (_each(x, spatial) for x in (stride, padding, output_padding, dilation))
+    stride, padding, more, dilation = (each(x, spatial) for x in (stride, padding, output_padding, dilation))
     channels, out, *sizes = weight.shape
     turned = jnp.flip(weight, tuple(range(2, weight.ndim)))
     turned = turned.reshape(groups, channels // groups, out, *sizes)
@@ -284,102 +283,10 @@ def _by_channel(values: Array, like: Array) -> Array:
     return values.reshape((1, -1) + (1,) * (like.ndim - 2))
 
 
-def _each(value: Any, count: int) -> tuple[int, ...]:
+def each(value: Any, count: int) -> tuple[int, ...]:
     """One number for all axes, or one for each."""
     numbers = (value,) if isinstance(value, int) else tuple(value)
     return numbers * count if len(numbers) == 1 else numbers
-
-
-# --- pooling
-
-
-@operation("max_pool1d.default", "max_pool2d.default", "max_pool3d.default")
-def max_pool(x: Array, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Array:
-    """The largest number of every window."""
-    spatial = x.ndim - 2
-    if any(d != 1 for d in _each(dilation, spatial)):
-        raise NotImplementedError("pooling with dilation")
-    sizes, strides, pairs = _windows(x, kernel_size, stride, padding, ceil_mode)
-    lowest = jnp.asarray(-jnp.inf, x.dtype)
-    return jax.lax.reduce_window(
-        x, lowest, jax.lax.max, (1, 1, *sizes), (1, 1, *strides), ((0, 0), (0, 0), *pairs)
-    )
-
-
-@operation("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
-def average_pool(
-    x: Any = None,
-    kernel_size: Any = None,
-    stride: Any = None,
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Array:
-    """The mean of every window; what lies beyond the padding never counts."""
-    sizes, strides, pairs = _windows(x, kernel_size, stride, padding, ceil_mode)
-    zero = jnp.zeros((), x.dtype)
-    sums = jax.lax.reduce_window(
-        x, zero, jax.lax.add, (1, 1, *sizes), (1, 1, *strides), ((0, 0), (0, 0), *pairs)
-    )
-    if divisor_override is not None:
-        return sums / divisor_override
-    counts = np.ones(())
-    for axis, pad in enumerate(_each(padding, len(sizes))):
-        length, first = x.shape[axis + 2], np.arange(sums.shape[axis + 2]) * strides[axis] - pad
-        low, high = (-pad, length + pad) if count_include_pad else (0, length)
-        inside = np.minimum(first + sizes[axis], high) - np.maximum(first, low)
-        counts = counts[..., None] * inside
-    return sums / jnp.asarray(counts[None, None], x.dtype)
-
-
-def _windows(x: Array, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool) -> tuple:
-    """Sizes, strides, and what is added at both ends, so that there are as many windows as PyTorch has."""
-    spatial = x.ndim - 2
-    sizes, pads = _each(kernel_size, spatial), _each(padding, spatial)
-    strides = _each(stride, spatial) if stride else sizes
-    pairs = []
-    for length, size, step, pad in zip(x.shape[2:], sizes, strides, pads, strict=True):
-        span = length + 2 * pad - size
-        count = (-(-span // step) if ceil_mode else span // step) + 1
-        # The last window has to begin within the input or the padding before it.
-        if ceil_mode and (count - 1) * step >= length + pad:
-            count -= 1
-        pairs.append((pad, max((count - 1) * step + size - length - pad, 0)))
-    return sizes, strides, pairs
-
-
-@operation("adaptive_avg_pool1d.default", "adaptive_avg_pool2d.default", "adaptive_avg_pool3d.default")
-def adaptive_average_pool(x: Array, output_size: Any) -> Array:
-    """Means over so many parts of every axis, which may overlap."""
-    return _adaptive(x, output_size, jnp.mean)
-
-
-@operation("adaptive_max_pool1d.default", "adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
-def adaptive_max_pool(x: Array, output_size: Any) -> tuple[Array, None]:
-    """The largest of so many parts of every axis."""
-    return _adaptive(x, output_size, jnp.max), None
-
-
-def _adaptive(x: Array, output_size: Any, reduced: Callable) -> Array:
-    for axis, count in enumerate(_each(output_size, x.ndim - 2), start=2):
-        length = x.shape[axis]
-        ends = [(i * length // count, -(-(i + 1) * length // count)) for i in range(count)]
-        parts = [reduced(jax.lax.slice_in_dim(x, a, b, axis=axis), axis, keepdims=True) for a, b in ends]
-        x = jnp.concatenate(parts, axis)
-    return x
-
-
-@operation("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
-def upsample_nearest(input: Array, output_size: Any, scale_factors: Any) -> Array:
-    """Every number several times."""
-    for axis in range(2, input.ndim):
-        length = input.shape[axis]
-        count = output_size[axis - 2] if output_size else math.floor(length * scale_factors[axis - 2])
-        ratio = length / count if output_size else 1 / scale_factors[axis - 2]
-        chosen = np.minimum(np.floor(np.arange(count) * np.float32(ratio)).astype(int), length - 1)
-        input = jnp.take(input, chosen, axis)
-    return input
 
 
 # --- attention

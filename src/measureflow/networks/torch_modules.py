@@ -26,6 +26,8 @@ from measureflow.networks.training import PointApply, Training, as_floats
 
 # How far outputs may be from PyTorch's own, relative to their size: far above rounding, far below a mistake.
 _TOLERANCE = 1e-3
+# Numbers in the code of a module may be others in training.
+_IN_TRAINING = "constant in training"
 
 
 class TorchApply(eqx.Module):
@@ -96,7 +98,7 @@ def torch_parts(module: Any, inputs: Any, training: bool) -> tuple[TorchInit, An
     moving = _parameters(module, aliases)
     tensors = _tensors(torch, module, inputs)
     shapes = tuple((tuple(x.shape[1:]), not x.is_floating_point()) for x in tensors)
-    names = tuple((name, aliases.get(name, name)) for name in module.state_dict())
+    names = tuple((str(name), str(aliases.get(name, name))) for name in module.state_dict())
     with _mode(module, False) if training else contextlib.nullcontext():
         graph = exported(module, tensors)
         program = program_of(graph, aliases)
@@ -108,8 +110,13 @@ def torch_parts(module: Any, inputs: Any, training: bool) -> tuple[TorchInit, An
         return init, apply, None
     _require_momentum(torch, module)
     with _mode(module, True) if not module.training else contextlib.nullcontext():
-        in_training = program_of(exported(module, tensors), aliases)
-    return _trained(module, init, apply, in_training)
+        graph = exported(module, tensors)
+        in_training = program_of(graph, aliases, _IN_TRAINING)
+        more = _constants(module, graph, aliases, moving, _IN_TRAINING)
+        apply = eqx.tree_at(lambda a: a.constants, apply, {**more, **apply.constants})
+        parts = _trained(module, init, apply, in_training)
+        _require_equal_in_training(module, parts[2], moving, tensors, in_training)
+    return parts
 
 
 def _trained(module: Any, init: TorchInit, apply: TorchApply, program: TorchProgram) -> tuple:
@@ -124,9 +131,6 @@ def _trained(module: Any, init: TorchInit, apply: TorchApply, program: TorchProg
     apply = eqx.tree_at(
         lambda a: a.constants, apply, {k: v for k, v in apply.constants.items() if k not in buffers}
     )
-    missing = {source for _, source in program.values} - set(init.shapes_by_name) - set(buffers)
-    extra = {k: _array(v) for k, v in (*module.named_buffers(), *module.named_parameters()) if k in missing}
-    apply = eqx.tree_at(lambda a: a.constants, apply, {**extra, **apply.constants})
     trained = TorchTrained(apply, program, whole)
     return init, trained.predicted, Training(trained.trained, as_floats(buffers))
 
@@ -211,16 +215,13 @@ def _parameters(module: Any, aliases: dict[str, str]) -> dict[str, Array]:
 
 
 def _constants(
-    module: Any, graph: Any, aliases: dict[str, str], moving: dict[str, Array]
+    module: Any, graph: Any, aliases: dict[str, str], moving: dict[str, Array], constant: str = "constant"
 ) -> dict[str, Array]:
     """All values but the parameters that are learned."""
     both = (*module.named_parameters(), *module.named_buffers())
     found = {aliases[name]: _array(tensor) for name, tensor in both}
-    found |= {
-        f"constant {name}": _array(tensor)
-        for name, tensor in graph.constants.items()
-        if hasattr(tensor, "dtype")
-    }
+    own = {name: tensor for name, tensor in graph.constants.items() if hasattr(tensor, "dtype")}
+    found |= {f"{constant} {name}": _array(tensor) for name, tensor in own.items()}
     return {name: value for name, value in found.items() if name not in moving}
 
 
@@ -291,21 +292,49 @@ def _require_momentum(torch: Any, module: Any) -> None:
 
 
 def _require_equal(module: Any, apply: TorchApply, theta: dict[str, Array], tensors: tuple[Any, ...]) -> None:
-    """What is computed is what PyTorch computes."""
+    """What is computed in prediction is what PyTorch computes: for one row, too, of which its graph is none."""
     import torch
 
+    for some in (tensors, tuple(x[:1] for x in tensors)):
+        with torch.no_grad():
+            expected = module(*some).detach().cpu().numpy()
+        with jax.default_matmul_precision("highest"):
+            found = eqx.filter_jit(apply)(theta, _inputs(some))
+        _require_close(module, f"outputs of {len(some[0])} rows", np.asarray(found), expected)
+
+
+def _require_equal_in_training(
+    module: Any, training: Training, theta: dict[str, Array], tensors: tuple[Any, ...], program: TorchProgram
+) -> None:
+    """What is computed in training, too, where that is not random; on copies of the module's buffers."""
+    import torch
+
+    if random_layers(program):
+        return
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     with torch.no_grad():
-        expected = module(*tensors).detach().cpu().numpy()
-    inputs = tuple(np.asarray(x.cpu().numpy()) for x in tensors)
-    found = np.asarray(eqx.filter_jit(apply)(theta, inputs if len(inputs) > 1 else inputs[0]))
-    size = np.max(np.abs(expected[np.isfinite(expected)]), initial=0.0)
-    close = found.shape == expected.shape and np.allclose(
-        found, expected, rtol=_TOLERANCE, atol=_TOLERANCE * size + 1e-6, equal_nan=True
-    )
-    if not close:
-        raise RuntimeError(
-            f"Network.torch computes something else than {type(module).__name__} itself: outputs of shape "
-            f"{found.shape} and {expected.shape}, which differ by up to "
-            f"{np.max(np.abs(found - expected)) if found.shape == expected.shape else 'their shapes'}; if "
-            "the module is not random, please report this."
+        expected = torch.func.functional_call(module, buffers, tensors).detach().cpu().numpy()
+    with jax.default_matmul_precision("highest"):
+        outputs, after = eqx.filter_jit(training.apply)(
+            theta, training.statistics, _inputs(tensors), jax.random.key(0)
         )
+    _require_close(module, "outputs in training", np.asarray(outputs), expected)
+    for name, value in after.items():
+        _require_close(module, f"the buffer {name!r}", np.asarray(value), buffers[name].cpu().numpy())
+
+
+def _inputs(tensors: tuple[Any, ...]) -> Any:
+    arrays = [np.asarray(x.cpu().numpy()) for x in tensors]
+    return tuple(arrays) if len(arrays) > 1 else arrays[0]
+
+
+def _require_close(module: Any, what: str, found: np.ndarray, expected: np.ndarray) -> None:
+    if found.shape == expected.shape:
+        size = np.max(np.abs(expected[np.isfinite(expected)]), initial=0.0)
+        tolerance = _TOLERANCE * size + 1e-6
+        if np.allclose(found, expected, rtol=_TOLERANCE, atol=tolerance, equal_nan=True):
+            return
+    raise RuntimeError(
+        f"Network.torch computes something else than {type(module).__name__} itself: {what} of shape "
+        f"{found.shape} and {expected.shape} differ; if the module is not random, please report this."
+    )

@@ -9,9 +9,12 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array, Key
 
+from measureflow.networks import torch_pooling, torch_shapes
 from measureflow.networks.torch_layers import OF_THE_BATCH, is_random
 from measureflow.networks.torch_operations import OPERATIONS
 
+# They register operations when they are imported.
+_REGISTERED = torch_pooling, torch_shapes
 # Where a computation takes place and how numbers lie in memory: of no matter here.
 _NO_MATTER = {"memory_format", "device", "layout", "pin_memory", "non_blocking", "copy", "requires_grad"}
 _NO_MATTER |= {"cudnn_enable", "cudnn_enabled", "implicit"}
@@ -96,12 +99,13 @@ def _is_variadic(module: Any) -> bool:
     return kinds == [inspect.Parameter.VAR_POSITIONAL]
 
 
-def program_of(graph: Any, aliases: dict[str, str]) -> TorchProgram:
+def program_of(graph: Any, aliases: dict[str, str], constant: str = "constant") -> TorchProgram:
     """The operations of an exported module, if all are covered. `aliases` has the one name of each parameter
-    that has several."""
+    that has several; numbers in the code of the module are constants of this name."""
+    _require_any_rows(graph)
     signature = graph.graph_signature
     sources = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    sources |= {k: f"constant {v}" for k, v in signature.inputs_to_lifted_tensor_constants.items()}
+    sources |= {k: f"{constant} {v}" for k, v in signature.inputs_to_lifted_tensor_constants.items()}
     instructions, problems = [], []
     for node in graph.graph.nodes:
         if node.op == "call_function":
@@ -119,7 +123,9 @@ def program_of(graph: Any, aliases: dict[str, str]) -> TorchProgram:
             "network.start_from."
         )
     used = {node.name for node in graph.graph.nodes if node.op == "placeholder" and node.users}
-    values = tuple((name, aliases.get(source, source)) for name, source in sources.items() if name in used)
+    values = tuple(
+        (str(name), str(aliases.get(source, source))) for name, source in sources.items() if name in used
+    )
     changed = tuple((buffer, Reference(name)) for name, buffer in signature.buffers_to_mutate.items())
     if len(signature.user_outputs) != 1 or signature.user_inputs_to_mutate:
         raise ValueError(
@@ -129,6 +135,17 @@ def program_of(graph: Any, aliases: dict[str, str]) -> TorchProgram:
         )
     names = tuple(map(str, signature.user_inputs))
     return TorchProgram(names, values, tuple(instructions), Reference(signature.user_outputs[0]), changed)
+
+
+def _require_any_rows(graph: Any) -> None:
+    """Its graph is that of any number of rows, and not of those that its inputs had."""
+    for name, allowed in graph.range_constraints.items():
+        # PyTorch makes a rule of its own of 0 and of 1.
+        if str(allowed.upper) not in ("int_oo", "oo") or allowed.lower > 2:
+            raise ValueError(
+                f"module does something else for another number of rows: of {name} it takes {allowed.lower} "
+                f"to {allowed.upper}; its forward may not depend on the number of rows."
+            )
 
 
 def random_layers(program: TorchProgram) -> list[str]:

@@ -122,7 +122,7 @@ class Problem(eqx.Module):
         ]
         if not found:
             return None
-        if len(terms) > 1 or not isinstance(terms[0][1], ExpectedLoss):
+        if len(terms) > 1 or not all(isinstance(functional, ExpectedLoss) for _, functional in terms):
             names = " + ".join(functional.name for _, functional in terms)
             raise ValueError(
                 f"a network that is trained with BatchNorm or Dropout was given in the objective {names}: "
