@@ -1,5 +1,7 @@
 """PyTorch's modules as functions of JAX, beside PyTorch itself: `make torch` where it is not installed."""
 
+import pickle
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -350,6 +352,7 @@ def test_frozen_and_shared_parameters():
     assert set(back) == set(module.state_dict())
     np.testing.assert_array_equal(back["decode.weight"], np.asarray(particles["encode.weight"][2]))
     np.testing.assert_array_equal(back["decode.bias"], module.decode.bias.numpy())
+    network = pickle.loads(pickle.dumps(network))
     other = Tied()
     other.load_state_dict(back)
     x = floats(4, 6)

@@ -77,11 +77,12 @@ def require_pure_equinox(module: Any, state: Any) -> None:
 
 def in_training(module: Any) -> tuple[int, list[str]]:
     """How many places of a state a module refers to, and its layers that do something else in training."""
-    kinds = (eqx.nn.StateIndex, eqx.nn.Dropout, eqx.nn.BatchNorm)
+    with_state = eqx.nn.BatchNorm, eqx.nn.SpectralNorm
+    kinds = (eqx.nn.StateIndex, eqx.nn.Dropout, *with_state)
     found = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, kinds))
     names = [f"Dropout({x.p})" for x in found if isinstance(x, eqx.nn.Dropout) and not x.inference and x.p]
-    names += ["BatchNorm" for x in found if isinstance(x, eqx.nn.BatchNorm) and not x.inference]
-    states = [x for x in found if isinstance(x, eqx.nn.StateIndex | eqx.nn.BatchNorm)]
+    names += [type(x).__name__ for x in found if isinstance(x, with_state) and not x.inference]
+    states = [x for x in found if isinstance(x, (eqx.nn.StateIndex, *with_state))]
     return len(states), names
 
 

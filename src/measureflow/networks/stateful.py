@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
 from measureflow.core.statistics import WithStatistics
-from measureflow.networks.adapters import Held, axis_name, in_training
+from measureflow.networks.adapters import Held, axis_name, by_path, in_training
 from measureflow.networks.training import as_floats
 
 
@@ -86,39 +86,60 @@ class NnxTrained(eqx.Module):
 
     prediction: Any = eqx.field(static=True)
     training: Any = eqx.field(static=True)
-    rest: dict
     keys: dict
+    counts: dict
+    rest: dict
 
     def predicted(self, point: WithStatistics, inputs: PyTree) -> Array:
-        from flax import nnx
-
         keys = jax.tree.map(lambda _: jax.random.key(0), self.keys)
-        merged = nnx.merge(self.prediction, point.parameters, point.statistics, self.rest, keys)
-        outputs = merged(inputs)
-        if _changed(merged, point.statistics):
+        outputs, changed, _ = self._called(self.prediction, point.parameters, point.statistics, keys, inputs)
+        if changed:
             raise ValueError(
-                "the module changes its batch statistics in prediction, after module.eval(); give it layers "
-                "that nnx.Module.eval reaches, such as nnx.BatchNorm without use_running_average in its call."
+                f"the module changes its variables in prediction, after module.eval(), got "
+                f"{', '.join(changed)}; give it layers that nnx.Module.eval reaches, such as nnx.BatchNorm "
+                "without use_running_average in its call."
             )
         return outputs
 
     def trained(
         self, theta: dict, statistics: dict, inputs: PyTree, key: Key[Array, ""]
     ) -> tuple[Array, PyTree]:
-        from flax import nnx
-
         leaves, structure = jax.tree.flatten(self.keys)
         keys = jax.tree.unflatten(structure, [jax.random.fold_in(key, i) for i in range(len(leaves))])
-        merged = nnx.merge(self.training, theta, statistics, self.rest, keys)
+        outputs, changed, after = self._called(self.training, theta, statistics, keys, inputs)
+        others = [name for name in changed if not name.startswith(("BatchStat", "RngCount"))]
+        if others:
+            raise ValueError(
+                f"the module changes variables in training that are no nnx.BatchStat, got "
+                f"{', '.join(others)}; only batch statistics are carried: give them that type."
+            )
+        return outputs, after
+
+    def _called(
+        self, structure: Any, theta: dict, statistics: dict, keys: dict, inputs: PyTree
+    ) -> tuple[Array, list[str], dict]:
+        """Outputs, the names of variables that the call has changed, and the batch statistics after it."""
+        from flax import nnx
+
+        merged = nnx.merge(structure, theta, statistics, keys, self.counts, self.rest)
         outputs = merged(inputs)
-        return outputs, nnx.to_pure_dict(nnx.state(merged, nnx.BatchStat))
+        after = [nnx.to_pure_dict(part) for part in nnx.split(merged, *_filters())[1:]]
+        named = zip(("BatchStat", "RngCount", ""), (1, 3, 4), strict=True)
+        before = {1: statistics, 3: self.counts, 4: self.rest}
+        # By identity, not by value: the values may be traced.
+        changed = [
+            f"{kind}{path}"
+            for kind, part in named
+            for path, leaf in by_path(before[part]).items()
+            if by_path(after[part]).get(path) is not leaf
+        ]
+        return outputs, changed, after[1]
 
 
-def _changed(module: Any, statistics: dict) -> bool:
+def _filters() -> tuple:
     from flax import nnx
 
-    after = jax.tree.leaves(nnx.to_pure_dict(nnx.state(module, nnx.BatchStat)))
-    return any(new is not old for new, old in zip(after, jax.tree.leaves(statistics), strict=True))
+    return nnx.Param, nnx.BatchStat, nnx.RngKey, nnx.RngCount, ...
 
 
 @eqx.filter_jit
@@ -157,10 +178,9 @@ def nnx_trained(make: Callable, key: Key[Array, ""]) -> tuple[NnxTrained, PyTree
         raise TypeError(
             f"make must return a flax.nnx.Module, got {module!r}; for flax.linen use Network.linen."
         )
-    filters = nnx.Param, nnx.BatchStat, nnx.Not(nnx.RngKey), nnx.RngKey
     module.eval()
-    prediction = nnx.split(module, *filters)[0]
+    prediction = nnx.split(module, *_filters())[0]
     module.train()
-    training, _, statistics, rest, keys = nnx.split(module, *filters)
-    trained = NnxTrained(prediction, training, *map(nnx.to_pure_dict, (rest, keys)))
+    training, _, statistics, keys, counts, rest = nnx.split(module, *_filters())
+    trained = NnxTrained(prediction, training, *map(nnx.to_pure_dict, (keys, counts, rest)))
     return trained, nnx.to_pure_dict(statistics)

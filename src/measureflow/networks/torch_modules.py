@@ -143,20 +143,25 @@ def state_dict(network: Any, particles: Particles, index: int) -> dict[str, Any]
     if not -n <= index < n:
         raise IndexError(f"index must be below the number of particles, {n}, got {index}.")
     values = {name: leaf[index] for name, leaf in theta.items()}
-    kinds = {}
+    whole: tuple[str, ...] = ()
     if isinstance(particles, WithStatistics):
         values |= {name: leaf[index] for name, leaf in particles.statistics.items()}
-        kinds = dict.fromkeys(_whole(network), torch.int64)
+        whole = _whole(network)
     values = {**apply.constants, **values}
     missing = [source for _, source in apply.names if source not in values]
     if missing:
         raise ValueError(
-            f"particles have no array {missing[0]!r}, which the module has; pass solution.measure.particles "
-            "of this network."
+            f"particles have no array {missing[0]!r}, which the module has; pass "
+            "solution.measure.particles of this network."
         )
-    return {
-        name: torch.from_numpy(np.array(values[source])).to(kinds.get(name)) for name, source in apply.names
-    }
+
+    def tensor(source: str) -> Any:
+        numbers = np.array(values[source])
+        # JAX keeps 32 bits of PyTorch's 64.
+        is_whole = source in whole or numbers.dtype == np.int32
+        return torch.from_numpy(numbers.astype(np.int64) if is_whole else numbers)
+
+    return {name: tensor(source) for name, source in apply.names}
 
 
 def _inner(network: Any) -> TorchApply:
@@ -292,7 +297,7 @@ def _require_momentum(torch: Any, module: Any) -> None:
 
 
 def _require_equal(module: Any, apply: TorchApply, theta: dict[str, Array], tensors: tuple[Any, ...]) -> None:
-    """What is computed in prediction is what PyTorch computes: for one row, too, of which its graph is none."""
+    """What is computed in prediction is what PyTorch computes; for one row, too, which graphs leave out."""
     import torch
 
     for some in (tensors, tuple(x[:1] for x in tensors)):
