@@ -1,5 +1,6 @@
 """PyTorch's modules as functions of JAX, beside PyTorch itself: `make torch` where it is not installed."""
 
+import functools
 import pickle
 
 import equinox as eqx
@@ -379,8 +380,11 @@ class Returns(nn.Module):
 
 
 THREE = floats(2, 3)
-LINEAR = nn.Linear(3, 2)
-NETWORK = Network.torch(LINEAR, THREE)
+
+
+@functools.cache
+def small():
+    return Network.torch(nn.Linear(3, 2), THREE)
 
 
 class Memory(nn.Module):
@@ -443,9 +447,9 @@ MISTAKES = {
     ),
     "columns at first": (lambda: Network.torch(nn.Linear(3, 2), floats(2, 4)), ["torch.export", "Linear"]),
     "no rows": (lambda: Network.torch(nn.Linear(3, 2), np.ones(())), ["inputs", "leading axis"]),
-    "columns": (lambda: NETWORK.apply({}, floats(5, 4)), ["(rows, 3)", "(5, 4)"]),
-    "integers": (lambda: NETWORK.apply({}, np.ones((5, 3), int)), ["floats", "int"]),
-    "index": (lambda: NETWORK.state_dict(NETWORK.sample(key(), 2), 2), ["index", "2"]),
+    "columns": (lambda: small().apply({}, floats(5, 4)), ["(rows, 3)", "(5, 4)"]),
+    "integers": (lambda: small().apply({}, np.ones((5, 3), int)), ["floats", "int"]),
+    "index": (lambda: small().state_dict(small().sample(key(), 2), 2), ["index", "2"]),
     "state dict of another": (
         lambda: Network.mlp(3).state_dict(Network.mlp(3).sample(key(), 2), 0),
         ["Network.torch"],

@@ -1,5 +1,7 @@
 """BatchNorm and Dropout: statistics and keys of every particle, in training and in prediction."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -208,7 +210,11 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module", params=SMALL)
+# What libraries differ in is small: one of them suffices in between.
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (name != "equinox")) for name in SMALL],
+)
 def trained(request):
     """A network of each library, and four steps of it."""
     network = SMALL[request.param]()
@@ -314,14 +320,23 @@ def test_particles_start_about_pretrained_weights():
 
 PLAIN = Network.mlp(3, (4,), 2)
 THETA = [{"weight": np.ones((3, 4)), "bias": np.zeros(4)}, {"weight": np.ones((4, 2)), "bias": np.zeros(2)}]
-STATEFUL = small_linen()
-LOSS = mf.NegativeLogLikelihood(STATEFUL, CLASSES)
-KLD = 1.0 * mf.KL(STATEFUL.prior())
-START = STATEFUL.sample(key(), 2)
 
 
-def solved(flow, problem=None, start=START):
-    return lambda: mf.solve(problem or mf.Problem(LOSS, KLD), flow(), start, 1, key(), data=(X, Y))
+@functools.cache
+def stateful():
+    """Made when a test asks for it, and not where tests are collected."""
+    network = small_linen()
+    loss = mf.NegativeLogLikelihood(network, CLASSES)
+    return network, loss, 1.0 * mf.KL(network.prior()), jit(lambda k: network.sample(k, 2))(key())
+
+
+def solved(flow, problem=None):
+    def act():
+        _, loss, divergence, start = stateful()
+        stated = (problem or mf.Problem)(loss, divergence)
+        return mf.solve(stated, flow(), start, 1, key(), data=(X, Y))
+
+    return act
 
 
 MISTAKES = {
@@ -340,21 +355,32 @@ MISTAKES = {
     ),
     "birth and death": (solved(lambda: mf.BirthDeath(mf.WassersteinFlow(0.1), 0.1)), ["BirthDeath", "carry"]),
     "metropolis": (solved(lambda: mf.WassersteinFlow(0.1, metropolis=True)), ["metropolis", "statistics"]),
-    "sample": (lambda: mf.sample(mf.Problem(LOSS, KLD), START, key(), data=(X, Y)), ["statistics"]),
+    "sample": (
+        lambda: mf.sample(mf.Problem(*stateful()[1:3]), stateful()[3], key(), data=(X, Y)),
+        ["statistics"],
+    ),
     "log score": (
-        solved(lambda: mf.WassersteinFlow(0.1), mf.Problem(mf.LogScore(LOSS), KLD)),
+        solved(lambda: mf.WassersteinFlow(0.1), lambda loss, kl: mf.Problem(mf.LogScore(loss), kl)),
         ["log score", "Problem(loss, regulariser)"],
     ),
-    "between functions": (lambda: STATEFUL.at(X)(START.parameters), ["WithStatistics", "between functions"]),
-    "parameters alone": (lambda: LOSS(START.parameters, (X, Y)), ["WithStatistics", "solution.measure"]),
+    "between functions": (
+        lambda: stateful()[0].at(X)(stateful()[3].parameters),
+        ["WithStatistics", "between functions"],
+    ),
+    "parameters alone": (
+        lambda: stateful()[1](stateful()[3].parameters, (X, Y)),
+        ["WithStatistics", "solution.measure"],
+    ),
     "other loss": (
-        solved(lambda: mf.WassersteinFlow(0.1), mf.Problem(lambda theta, batch: jnp.zeros(()))),
+        solved(
+            lambda: mf.WassersteinFlow(0.1), lambda loss, kl: mf.Problem(lambda theta, batch: jnp.zeros(()))
+        ),
         ["carries none", "initial.parameters"],
     ),
-    "with constants": (lambda: STATEFUL.with_constants(1), ["with_constants", "training"]),
-    "precision": (lambda: STATEFUL.computed_in(jnp.bfloat16), ["computed_in", "training"]),
+    "with constants": (lambda: stateful()[0].with_constants(1), ["with_constants", "training"]),
+    "precision": (lambda: stateful()[0].computed_in(jnp.bfloat16), ["computed_in", "training"]),
     "counts": (lambda: mf.Training(lambda *given: given, jnp.arange(2)), ["int32", "floats"]),
-    "median": (lambda: mf.median_heuristic(START), ["particles.parameters"]),
+    "median": (lambda: mf.median_heuristic(stateful()[3]), ["particles.parameters"]),
     "nothing to train": (
         lambda: Network.equinox(lambda k: eqx.nn.Linear(3, 2, key=k), training=True),
         ["leave"],
