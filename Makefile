@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 BENCH = build/bench-env
 RIVALS = build/tables-env
 
-.PHONY: demo test verify paper uci tables bench docs clean
+.PHONY: demo test torch verify paper uci tables bench docs clean
 
 # Silences an announcement of mkdocs-material, which is not about this project.
 export NO_MKDOCS_2_WARNING = 1
@@ -19,6 +19,11 @@ test: $(VENV)/.dev
 	$(BIN)/basedpyright
 	$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
 	$(BIN)/mkdocs build --strict --quiet --site-dir build/docs
+
+# PyTorch's modules beside PyTorch itself, which `make test` leaves out: with CUDA it takes gigabytes. Where pip finds
+# a build for the CPU, that is enough.
+torch: $(VENV)/.torch
+	$(BIN)/pytest tests/networks/test_torch.py
 
 # Long statistical runs; writes docs/verification.md.
 verify: $(VENV)/.dev
@@ -60,6 +65,10 @@ $(VENV)/.dev: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@ $(VENV)/.demo
+
+$(VENV)/.torch: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --editable '.[torch]'
+	touch $@
 
 $(BENCH)/.done: pyproject.toml
 	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)

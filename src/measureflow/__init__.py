@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from measureflow import theory
+from measureflow.core.statistics import WithStatistics
 from measureflow.flows.birth_death import BirthDeath
 from measureflow.flows.bures_wasserstein import BuresWassersteinFlow, GaussianState
 from measureflow.flows.ensembles import EnsemblePreconditioner
@@ -37,6 +38,7 @@ from measureflow.networks import likelihoods
 from measureflow.networks.likelihoods import AbstractLikelihood
 from measureflow.networks.losses import MeanSquaredError, NegativeLogLikelihood
 from measureflow.networks.network import Network
+from measureflow.networks.training import Training
 from measureflow.numerics.interactions import (
     AbstractInteractions,
     ExactInteractions,
@@ -94,6 +96,7 @@ from measureflow.statement.problem import (
     deep_repulsive_langevin_ensemble,
 )
 from measureflow.statement.scores import KernelScore, LogScore, RankedProbabilityScore
+from measureflow.statement.training import AbstractTrainedLoss
 
 if TYPE_CHECKING:
     from measureflow.prediction import plots
@@ -120,6 +123,7 @@ __all__ = [
     "AbstractRadialKernel",
     "AbstractRegulariser",
     "AbstractScore",
+    "AbstractTrainedLoss",
     "AlphaDivergence",
     "BirthDeath",
     "Blob",
@@ -190,9 +194,11 @@ __all__ = [
     "SquaredMMD",
     "SteinFlow",
     "SteinGradientEstimator",
+    "Training",
     "Uniform",
     "WassersteinFlow",
     "Whiten",
+    "WithStatistics",
     "cross_validate",
     "datasets",
     "deep_ensemble",

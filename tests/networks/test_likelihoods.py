@@ -412,7 +412,7 @@ def test_message(name):
 
 
 LIBRARIES = {
-    "torch.nn.modules.module": "PyTorch.*Network.mlp",
+    "torch.nn.modules.module": "Network.torch.*PyTorch",
     "flax.linen.module": r"Network\.linen\(module, inputs\)",
     "flax.nnx.module": r"Network\.nnx\(make\)",
     "equinox._module": r"Network\.equinox\(make\)",

@@ -589,8 +589,8 @@ MISTAKES = {
     "two outputs": (fixed((jnp.ones((7, 1)), jnp.ones((7, 1)))), TypeError, ["tuple", "concatenate"]),
     "equinox state": (
         lambda: Network.equinox(lambda k: eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "b", mode="batch")),
-        TypeError,
-        ["tuple", "GroupNorm"],
+        ValueError,
+        ["BatchNorm", "training=True", "inference_mode", "GroupNorm"],
     ),
     "equinox state inside": (
         lambda: equinox_sequence(eqx.nn.BatchNorm(2, "batch", mode="batch")),
@@ -622,9 +622,9 @@ MISTAKES = {
     "linen inputs": (lambda: Network.linen(LinenStack(), 3.0), ValueError, ["inputs", "leading axis"]),
     "nnx of linen": (lambda: Network.nnx(lambda rngs: LinenStack()), TypeError, ["make", "Network.linen"]),
     "nnx batch statistics": (
-        lambda: nnx_sequence(lambda rngs: nnx.BatchNorm(2, rngs=rngs)),
+        lambda: applied(nnx_sequence(lambda rngs: nnx.BatchNorm(2, rngs=rngs))),
         ValueError,
-        ["batch statistics", "['mean']", "GroupNorm"],
+        ["changes its own variables", "['mean']", "training=True", "eval()"],
     ),
     "nnx dropout": (
         lambda: applied(nnx_sequence(lambda rngs: nnx.Dropout(0.5, rngs=rngs))),

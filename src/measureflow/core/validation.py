@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from measureflow.core.pytrees import is_concrete, is_key, shapes_of, shown_shapes, strong, strong_tree
+from measureflow.core.statistics import WithStatistics, parameters_of
 
 
 def positive_number(name: str, value: Any, remedy: str) -> Float[Array, ""]:
@@ -187,8 +188,18 @@ def require_leading_axis(name: str, tree: PyTree, what: str) -> PyTree:
     return tree
 
 
-def require_particles(name: str, particles: PyTree, template: PyTree | None = None) -> PyTree:
-    """`particles` as strongly typed arrays with one leading axis, each shaped like `template`."""
+def require_particles(
+    name: str, particles: PyTree, template: PyTree | None = None, *, with_statistics: bool = False
+) -> PyTree:
+    """`particles` as strongly typed arrays with one leading axis, each shaped like `template`. Those that
+    carry statistics are welcome where the caller knows not to move these."""
+    if isinstance(particles, WithStatistics) and not with_statistics:
+        raise TypeError(
+            f"{name} are particles with statistics (BatchNorm, Dropout), and only parameters are expected "
+            "here: statistics are carried by mf.WassersteinFlow, without metropolis, and by nothing else; "
+            "train with that, pass particles.parameters, or use a network without training-time state "
+            "(GroupNorm for BatchNorm)."
+        )
     if hasattr(particles, "log_density"):
         raise TypeError(
             f"{name} must be particles, got the measure {type(particles).__name__}; pass "
@@ -197,7 +208,7 @@ def require_particles(name: str, particles: PyTree, template: PyTree | None = No
     particles = strong_tree(require_real(name, require_leading_axis(name, particles, "particle")))
     if template is None:
         return particles
-    one = jax.tree.map(lambda leaf: leaf[0], particles)
+    one = jax.tree.map(lambda leaf: leaf[0], parameters_of(particles))
     if shapes_of(one) != shapes_of(template):
         raise ValueError(
             f"{name} holds particles of shape {shown_shapes(one)}, but the reference measure is on "

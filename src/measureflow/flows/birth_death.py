@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from measureflow.core.pytrees import as_matrix
 from measureflow.core.validation import positive_number
 from measureflow.flows.flow import AbstractFlow, particle_leaves, rearranged
+from measureflow.flows.training import require_carried
 from measureflow.spaces.empirical import Empirical
 from measureflow.statement.problem import Problem
 
@@ -55,6 +56,7 @@ class BirthDeath(AbstractFlow):
                 "BirthDeath was given a problem without temperature: without the entropy's part all "
                 "particles would become copies of the best; give the problem a KL term."
             )
+        require_carried(self, problem)
         state = self.flow.init(problem, initial)
         if not hasattr(state, "step"):
             raise TypeError(

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from measureflow.flows.flow import AbstractFlow
+from measureflow.flows.training import require_carried
 from measureflow.spaces.measures import AbstractMeasure
 from measureflow.statement.problem import Problem
 
@@ -65,6 +66,7 @@ def counted(flow: AbstractFlow, problem: Problem, initial: Any) -> AbstractFlow:
 def begun(flow: AbstractFlow, problem: Problem, initial: Any) -> tuple[AbstractFlow, Any]:
     """The flow and its state at `initial`, steps counted if its states do not count them. What has a `step`
     is a state to continue from."""
+    require_carried(flow, problem)
     if isinstance(initial, Counted):
         flow = CountedFlow(flow)
     if hasattr(initial, "step"):

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from measureflow.core.pytrees import Particles, particle_count, shapes_of, shown_shapes
 from measureflow.core.showing import one_line
+from measureflow.core.statistics import parameters_of
 from measureflow.core.validation import require_particles
 from measureflow.flows.observing import observed
 from measureflow.saving.registry import require, saved
@@ -36,6 +37,8 @@ class AbstractFlow(eqx.Module):
     #: What `finite` counts, and what to try where some became NaN or infinite.
     movers: ClassVar[str] = "particles"
     remedy: ClassVar[str] = "smaller steps"
+    #: Whether its steps carry the statistics of a network that is trained with BatchNorm or Dropout.
+    carries_statistics: ClassVar[bool] = False
 
     @abc.abstractmethod
     def init(self, problem: Problem, initial: Any) -> Any:
@@ -178,8 +181,11 @@ def _require_sound(state: Any) -> None:
     floats = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(particles))
     require(floats, "particles does not hold floating-point arrays")
     if particles is not None:
-        require_particles("particles", particles)
-    require(drift is None or shapes_of(drift) == shapes_of(particles), "drift and particles differ in shape")
+        require_particles("particles", particles, with_statistics=True)
+    require(
+        drift is None or shapes_of(drift) == shapes_of(parameters_of(particles)),
+        "drift and particles differ in shape",
+    )
 
 
 #: Files may hold states of this class.

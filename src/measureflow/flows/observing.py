@@ -14,12 +14,16 @@ def observed(
     batch: PyTree,
     interactions: AbstractInteractions = EXACT,
     key: Key[Array, ""] | None = None,
+    of_objective: tuple[Float[Array, ""], Particles] | None = None,
 ) -> dict[str, Float[Array, ""]]:
     """`loss`, the objective G(Q_N): ∫ℓ for a loss; of the regulariser, `reference` ∫V, `interaction` ½∬W and
     `rest`, if there is one; L²(Q_N) norms of their gradients and of the sum; `repulsion`, the size of the
-    interaction's gradient relative to the objective's."""
+    interaction's gradient relative to the objective's. `of_objective` is G(Q_N) and its gradient, where they
+    are those of training."""
     objective, regulariser = problem.objective_energy(batch), problem.regulariser_energy(batch)
-    of_loss = objective.wasserstein_gradient(particles)
+    if of_objective is None:
+        of_objective = objective.energy(particles), objective.wasserstein_gradient(particles)
+    loss, of_loss = of_objective
     of_reference = regulariser.potential_gradient(particles)
     of_interaction, interaction = regulariser.interaction_gradient(particles), jnp.zeros(())
     if regulariser.interaction is not None:
@@ -28,7 +32,7 @@ def observed(
     total = add(add(of_loss, of_reference), of_interaction)
     loss_norm, interaction_norm = map(root_mean_square_norm, (of_loss, of_interaction))
     found = {
-        "loss": objective.energy(particles),
+        "loss": loss,
         "reference": regulariser.potential_energy(particles),
         "interaction": interaction,
         "loss_gradient_norm": loss_norm,

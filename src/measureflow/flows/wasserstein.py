@@ -20,6 +20,7 @@ from measureflow.core.pytrees import (
     total,
 )
 from measureflow.core.showing import one_line
+from measureflow.core.statistics import WithStatistics, carrying, parameters_of
 from measureflow.core.validation import positive_number, require_particles, require_positive
 from measureflow.flows.arguments import (
     StepSize,
@@ -32,7 +33,7 @@ from measureflow.flows.arguments import (
     step_size_or_schedule,
     tabulated_step_size,
 )
-from measureflow.flows.drifts import drift, pairs_key
+from measureflow.flows.drifts import pairs_key
 from measureflow.flows.entropies import AbstractEntropy, AbstractScore, Noise, require_entropy
 from measureflow.flows.flow import (
     AbstractFlow,
@@ -58,10 +59,11 @@ from measureflow.flows.metropolis import (
 from measureflow.flows.observing import observed
 from measureflow.flows.preconditioners import AbstractPreconditioner
 from measureflow.flows.scalings import AbstractScaling, Identity
+from measureflow.flows.training import drift_in_training, objective_gradient, objective_in_training
 from measureflow.numerics.interactions import AbstractInteractions, ExactInteractions
 from measureflow.spaces.empirical import Empirical
-from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.problem import Problem
+from measureflow.statement.training import with_statistics
 
 
 @in_files
@@ -141,6 +143,7 @@ class WassersteinFlow(AbstractFlow):
     metropolis: bool = eqx.field(static=True, default=False)
     entropy: AbstractEntropy = Noise()
     remedy: ClassVar[str] = "a smaller step_size, or a schedule that starts smaller"
+    carries_statistics: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
         require_mover(self)
@@ -181,8 +184,12 @@ class WassersteinFlow(AbstractFlow):
                 )
 
     def init(self, problem: Problem, initial: Any) -> ParticleState:
-        particles = require_particles("initial", initial, problem.template())
-        memory = None
+        found = problem.trained_loss()
+        initial = with_statistics(None if found is None else found[0], initial)
+        carried = require_particles(
+            "initial", initial, problem.template(), with_statistics=not self.metropolis
+        )
+        particles, memory = parameters_of(carried), None
         if self.optimiser is not None:
             self._require_no_temperature(problem)
             memory = jax.vmap(self.optimiser.init)(particles)
@@ -191,7 +198,7 @@ class WassersteinFlow(AbstractFlow):
         if self.metropolis:
             self._require_potential(problem)
         mean = None if self.momentum is None else jax.tree.map(jnp.zeros_like, particles)
-        return ParticleState(particles, jnp.zeros((), jnp.int32), memory, mean)
+        return ParticleState(carried, jnp.zeros((), jnp.int32), memory, mean)
 
     def _require_no_temperature(self, problem: Problem) -> None:
         temperature = problem.temperature()
@@ -213,26 +220,27 @@ class WassersteinFlow(AbstractFlow):
     def step(
         self, problem: Problem, state: ParticleState, batch: PyTree, key: Key[Array, ""]
     ) -> ParticleState:
-        energy, step_key = problem.free_energy(batch), jax.random.fold_in(key, state.step)
-        gradient = self._gradient(energy, state.particles, step_key)
+        step_key, theta = jax.random.fold_in(key, state.step), parameters_of(state.particles)
+        gradient, statistics = self._gradient(problem, state.particles, batch, step_key)
         if self.optimiser is not None:
             self._require_no_temperature(problem)
             move = eqx.Partial(optimiser_step, self.optimiser)
-            particles, memory = jax.vmap(move)(gradient, state.memory, state.particles)
-            return ParticleState(particles, state.step + 1, memory)
+            particles, memory = jax.vmap(move)(gradient, state.memory, theta)
+            return ParticleState(carrying(particles, statistics, state.particles), state.step + 1, memory)
         memory, scaling = self._scaling_after(state, gradient)
-        noise = energy.temperature if isinstance(self.entropy, Noise) else None
+        noise = problem.free_energy(batch).temperature if isinstance(self.entropy, Noise) else None
         if self.metropolis:
             proposal = self._proposal(problem, state, batch, scaling, step_key)
             moves = accepted(proposal.acceptance, step_key)
             return ParticleState(where(moves, proposal.particles, state.particles), state.step + 1, memory)
         if self.momentum is None:
-            particles = self._moved(state, state.particles, gradient, noise, scaling, key)
-            return ParticleState(particles, state.step + 1, memory)
-        origin = jax.tree.map(jnp.zeros_like, state.particles)
+            particles = self._moved(state, theta, gradient, noise, scaling, key)
+            return ParticleState(carrying(particles, statistics, state.particles), state.step + 1, memory)
+        origin = jax.tree.map(jnp.zeros_like, theta)
         move = self._moved(state, origin, gradient, noise, scaling, key)
         drift, mean = _running_mean(self.momentum, state.drift, move, state.step)
-        return ParticleState(add(state.particles, mean), state.step + 1, memory, drift)
+        particles = carrying(add(theta, mean), statistics, state.particles)
+        return ParticleState(particles, state.step + 1, memory, drift)
 
     def _moved(
         self,
@@ -265,11 +273,16 @@ class WassersteinFlow(AbstractFlow):
             potential, temperature, state.particles, step_size, scaling or Identity(), step_key
         )
 
-    def _gradient(self, energy: FreeEnergy, particles: Particles, step_key: Key[Array, ""]) -> Particles:
-        found = drift(energy, particles, self.interactions, step_key)
-        if energy.temperature is None or not isinstance(self.entropy, AbstractScore):
-            return found
-        return add(found, scale(energy.temperature, self.entropy.score(particles, self.interactions)))
+    def _gradient(
+        self, problem: Problem, particles: Particles, batch: PyTree, step_key: Key[Array, ""]
+    ) -> tuple[Particles, PyTree]:
+        """All that is descended, and the statistics after this step, where particles carry some."""
+        found, statistics = drift_in_training(problem, particles, batch, self.interactions, step_key)
+        temperature = problem.free_energy(batch).temperature
+        if temperature is None or not isinstance(self.entropy, AbstractScore):
+            return found, statistics
+        score = self.entropy.score(parameters_of(particles), self.interactions)
+        return add(found, scale(temperature, score)), statistics
 
     def step_size_at(self, step: Int[Array, ""]) -> Float[Array, ""]:
         """η of this step."""
@@ -298,9 +311,14 @@ class WassersteinFlow(AbstractFlow):
         """Energies and forces as `observed` has them; and relative to τ, by how much batches heat the chain,
         where that is defined. Without noise, `velocity` is the size of all that is descended."""
         step_key = jax.random.fold_in(key, state.step)
-        found = observed(problem, state.particles, batch, self.interactions, pairs_key(step_key))
+        of_objective = None
+        if isinstance(state.particles, WithStatistics):
+            losses, slopes, _ = objective_in_training(problem, state.particles, batch, step_key)
+            of_objective = jnp.mean(losses), slopes
+        theta = parameters_of(state.particles)
+        found = observed(problem, theta, batch, self.interactions, pairs_key(step_key), of_objective)
         if isinstance(self.entropy, AbstractScore):
-            gradient = self._gradient(problem.free_energy(batch), state.particles, step_key)
+            gradient, _ = self._gradient(problem, state.particles, batch, step_key)
             found["velocity"] = root_mean_square_norm(gradient)
         if self.metropolis:
             found["acceptance"] = self._acceptance(problem, state, batch, key)
@@ -313,7 +331,7 @@ class WassersteinFlow(AbstractFlow):
     ) -> Float[Array, ""]:
         """How probable the step that comes next is, on average over particles."""
         step_key = jax.random.fold_in(key, state.step)
-        gradient = self._gradient(problem.free_energy(batch), state.particles, step_key)
+        gradient, _ = self._gradient(problem, state.particles, batch, step_key)
         _, scaling = self._scaling_after(state, gradient)
         return jnp.mean(self._proposal(problem, state, batch, scaling, step_key).acceptance)
 
@@ -336,12 +354,15 @@ class WassersteinFlow(AbstractFlow):
             return {}
         temperature, particles = problem.temperature(), state.particles
         step_key = jax.random.fold_in(key, state.step)
-        gradient = self._gradient(problem.free_energy(batch), particles, step_key)
+        gradient, _ = self._gradient(problem, particles, batch, step_key)
         g = self._scaling_after(state, gradient)[1] or Identity()
         assert temperature is not None
         # Per particle and coordinate, in units of τ.
-        unit = self.step_size_at(state.step) / (dimension(particles) * temperature)
-        first, second = (problem.objective_energy(half).wasserstein_gradient(particles) for half in halves)
+        unit = self.step_size_at(state.step) / (dimension(parameters_of(particles)) * temperature)
+        first, second = (
+            objective_gradient(problem, particles, half, jax.random.fold_in(step_key, number))
+            for number, half in enumerate(halves, start=3)
+        )
         difference = _square(g, subtract(first, second))
         return {"batch_noise": unit * difference * (1 - sampled_share) / 8}
 
@@ -351,7 +372,8 @@ class WassersteinFlow(AbstractFlow):
         """What the preconditioner remembers of the step that comes next, and its g."""
         if self.preconditioner is None:
             return state.memory, None
-        memory = self.preconditioner.update(state.memory, state.particles, gradient, state.step)
+        theta = parameters_of(state.particles)
+        memory = self.preconditioner.update(state.memory, theta, gradient, state.step)
         return memory, self.preconditioner.scaling(memory, state.step)
 
 

@@ -1,4 +1,4 @@
-"""Modules of Equinox and Flax as pure functions of their parameters."""
+"""Modules of Equinox and Flax as pure functions of their parameters; in training: `stateful.py`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +14,11 @@ from measureflow.saving.registry import saved
 @eqx.filter_jit
 def equinox_parts(make: Callable, key: Key[Array, ""]) -> tuple[PyTree, PyTree]:
     """The shapes of θ, and all else."""
-    module = make(key)
-    _require_pure_equinox(module)
+    made = make(key)
+    module, state = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    require_pure_equinox(module, state)
     theta, rest = eqx.partition(module, eqx.is_inexact_array)
-    return jax.eval_shape(lambda: theta), rest
+    return jax.eval_shape(lambda: theta), (rest, state)
 
 
 @saved(build=lambda make: _equinox(EquinoxInit, make, 0), code=("make",))
@@ -30,41 +31,71 @@ class EquinoxInit(eqx.Module):
     def __call__(self, key: Key[Array, ""]) -> PyTree:
         # The structure of every draw is that of the first: functions made afresh by `make` would tell
         # particles and prior apart.
-        leaves = jax.tree.leaves(eqx.filter(self.make(key), eqx.is_inexact_array))
+        made = self.make(key)
+        module = made[0] if isinstance(made, tuple) else made
+        leaves = jax.tree.leaves(eqx.filter(module, eqx.is_inexact_array))
         return jax.tree.unflatten(jax.tree.structure(self.template), leaves)
 
 
 @saved(build=lambda make: _equinox(EquinoxApply, make, 1), code=("make",))
 class EquinoxApply(eqx.Module):
-    """The module with arrays θ, on every row."""
+    """The module with arrays θ, on every row; its state, where it has one, stays what it is."""
 
     make: Callable
     rest: PyTree
 
     def __call__(self, theta: PyTree, inputs: PyTree) -> Array:
-        return jax.vmap(eqx.combine(theta, self.rest))(inputs)
+        rest, state = self.rest
+        module = eqx.combine(theta, rest)
+        if state is None:
+            return jax.vmap(module)(inputs)
+        return jax.vmap(lambda row: module(row, state)[0], axis_name=axis_name(module))(inputs)
 
 
-def _require_pure_equinox(module: Any) -> None:
+def require_pure_equinox(module: Any, state: Any) -> None:
     """A function of its arrays and of one example, as far as can be seen."""
-    if not callable(module):
+    if not callable(module) or not (state is None or isinstance(state, eqx.nn.State)):
         raise TypeError(
-            f"make must return an Equinox module that can be called, got {type(module).__name__}; if it is "
-            "a pair (module, state), use layers without state, such as GroupNorm for BatchNorm."
+            f"make must return an Equinox module that can be called, or eqx.nn.make_with_state(...)'s pair "
+            f"(module, state), got {type(module).__name__}; pass lambda key: eqx.nn.MLP(..., key=key)."
         )
-    kinds = (eqx.nn.State, eqx.nn.StateIndex, eqx.nn.Dropout)
-    found = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, kinds))
-    if any(isinstance(node, kinds[:2]) for node in found):
+    indices, active = in_training(module)
+    if indices and state is None:
         raise ValueError(
-            "make returns a module with state, got an eqx.nn.StateIndex; use layers without state, such as "
-            "GroupNorm or LayerNorm for BatchNorm."
+            "make returns a module with state, got an eqx.nn.StateIndex; return the pair (module, state) of "
+            "eqx.nn.make_with_state, or use layers without state, such as GroupNorm or LayerNorm for "
+            "BatchNorm."
         )
-    active = [node.p for node in found if isinstance(node, eqx.nn.Dropout) and not node.inference and node.p]
     if active:
         raise ValueError(
-            f"make returns a module that needs a key in every call, got eqx.nn.Dropout({active[0]}); leave "
-            "it out, or pass lambda key: eqx.nn.inference_mode(make(key))."
+            f"make returns a module that is in training mode, got eqx.nn.{active[0]}; pass "
+            "Network.equinox(make, training=True), so that every particle is trained with its own statistics "
+            "and keys; or freeze it with eqx.nn.inference_mode(module) in make; or use layers without state, "
+            "such as GroupNorm or LayerNorm for BatchNorm."
         )
+
+
+def in_training(module: Any) -> tuple[int, list[str]]:
+    """How many places of a state a module refers to, and its layers that do something else in training."""
+    with_state = eqx.nn.BatchNorm, eqx.nn.SpectralNorm
+    kinds = (eqx.nn.StateIndex, eqx.nn.Dropout, *with_state)
+    found = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, kinds))
+    names = [f"Dropout({x.p})" for x in found if isinstance(x, eqx.nn.Dropout) and not x.inference and x.p]
+    names += [type(x).__name__ for x in found if isinstance(x, with_state) and not x.inference]
+    states = [x for x in found if isinstance(x, (eqx.nn.StateIndex, *with_state))]
+    return len(states), names
+
+
+def axis_name(module: Any) -> Any:
+    """What the BatchNorm layers of a module call the batch."""
+    found = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, eqx.nn.BatchNorm))
+    names = {x.axis_name for x in found if isinstance(x, eqx.nn.BatchNorm)}
+    if len(names) > 1:
+        raise ValueError(
+            f"the BatchNorm layers name the batch differently, got {sorted(map(str, names))}; give all of "
+            "them one axis_name."
+        )
+    return next(iter(names), "batch")
 
 
 class Held:
@@ -85,18 +116,22 @@ class LinenInit(eqx.Module):
 
     module: Held = eqx.field(static=True)
     inputs: PyTree
+    keywords: Held = eqx.field(static=True)
 
     def __call__(self, key: Key[Array, ""]) -> PyTree:
-        return self.module.value.init(key, self.inputs).get("params", {})
+        return self.module.value.init(key, self.inputs, **self.keywords.value).get("params", {})
 
 
 class LinenApply(eqx.Module):
-    """module.apply({"params": θ}, inputs)."""
+    """module.apply({"params": θ}, inputs); its other variables, where it has some, stay what they are."""
 
     module: Held = eqx.field(static=True)
+    keywords: Held = eqx.field(static=True)
+    variables: PyTree = None
 
     def __call__(self, theta: PyTree, inputs: PyTree) -> Array:
-        return self.module.value.apply({"params": theta}, inputs)
+        variables = {"params": theta, **(self.variables or {})}
+        return self.module.value.apply(variables, inputs, **self.keywords.value)
 
 
 @eqx.filter_jit
@@ -109,13 +144,7 @@ def nnx_parts(make: Callable, key: Key[Array, ""]) -> tuple[Any, dict]:
         raise TypeError(
             f"make must return a flax.nnx.Module, got {module!r}; for flax.linen use Network.linen."
         )
-    structure, _, statistics, rest = nnx.split(module, nnx.Param, nnx.BatchStat, ...)
-    if jax.tree.leaves(statistics):
-        names = ", ".join(by_path(nnx.to_pure_dict(statistics)))
-        raise ValueError(
-            f"make returns a module with batch statistics, got {names}; use layers without state, such as "
-            "GroupNorm or LayerNorm for BatchNorm."
-        )
+    structure, _, rest = nnx.split(module, nnx.Param, ...)
     return structure, nnx.to_pure_dict(rest)
 
 
@@ -150,8 +179,10 @@ class NnxApply(eqx.Module):
         changed = [path for path, leaf in by_path(self.rest).items() if after.get(path) is not leaf]
         if changed:
             raise ValueError(
-                f"the module changes its own variables when called, got {', '.join(changed)}; a network is a "
-                "function of θ and inputs alone: leave Dropout out, or call module.eval() in make."
+                f"the module changes its own variables when called, got {', '.join(changed)}; pass "
+                "Network.nnx(make, training=True), so that every particle is trained with its own statistics "
+                "and keys; or call module.eval() in make, which freezes batch statistics; or leave BatchNorm "
+                "and Dropout out."
             )
         return outputs
 

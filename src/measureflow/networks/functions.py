@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Key, PyTree
 
 from measureflow.core.pytrees import Parameters, shown_shapes
-from measureflow.core.validation import require_count, require_representable
+from measureflow.core.validation import require_count, require_leading_axis, require_representable
 from measureflow.saving.registry import require, saved
 
 # By name: JAX's own functions do not pickle.
@@ -167,3 +167,22 @@ class ConstantsApply(eqx.Module):
         constants = theta["constants"].astype(outputs.dtype)[None, :]
         repeated = jnp.broadcast_to(constants, (outputs.shape[0], constants.shape[1]))
         return jnp.concatenate([outputs, repeated], axis=1)
+
+
+def as_batch(inputs: PyTree) -> PyTree:
+    """Arrays with one row for each case."""
+    inputs = require_representable("inputs", require_leading_axis("inputs", inputs, "row"))
+    return jax.tree.map(jnp.asarray, inputs)
+
+
+def require_parameters(theta: PyTree) -> None:
+    """Floating-point arrays, at least one."""
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(theta)}
+    if not leaves:
+        raise ValueError("the network has no parameters: init returns no arrays; there is nothing to learn.")
+    for path, leaf in leaves.items():
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(
+                f"parameters must be floating-point arrays, got {leaf.dtype} at θ{path}; keep constants "
+                "inside apply."
+            )

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jaxtyping import Array, Float, PyTree, Shaped
+from jaxtyping import Array, Float, Key, PyTree, Shaped
 from numpyro.distributions import Distribution
 from numpyro.distributions.discrete import CategoricalLogits, CategoricalProbs
 
@@ -15,10 +14,12 @@ from measureflow.core.showing import one_line
 from measureflow.core.validation import require_real
 from measureflow.networks.likelihoods import distribution_of
 from measureflow.networks.network import Network
+from measureflow.networks.training import Training
 from measureflow.networks.validation import require_likelihood, require_network
+from measureflow.statement.training import AbstractTrainedLoss
 
 
-class NegativeLogLikelihood(eqx.Module):
+class NegativeLogLikelihood(AbstractTrainedLoss):
     """ℓ(θ, batch) = (1/n) Σᵢ −wᵢ log p(yᵢ | f_θ(xᵢ)) over the n rows of a batch.
 
     A batch is (inputs, targets) or (inputs, targets, weights), weights 1 where there are none. The sum is
@@ -48,15 +49,19 @@ class NegativeLogLikelihood(eqx.Module):
     def __call__(self, theta: Parameters, batch: PyTree) -> Float[Array, ""]:
         return weighted_mean(jnp.negative(self.log_likelihood(theta, batch)), self.case_weights(batch))
 
+    def statistics(self) -> PyTree | None:
+        return _statistics(self.network)
+
+    def trained(
+        self, theta: Parameters, statistics: PyTree, batch: PyTree, key: Key[Array, ""]
+    ) -> tuple[Float[Array, ""], PyTree]:
+        inputs, targets, weights = _unpacked(batch)
+        outputs, after = _training(self.network)(theta, statistics, inputs, key)
+        return weighted_mean(jnp.negative(_log_densities(*self._laws(outputs, targets))), weights), after
+
     def log_likelihood(self, theta: Parameters, batch: PyTree) -> Float[Array, " rows"]:
         """log p(yᵢ | f_θ(xᵢ)) of every row."""
-        distribution, values = self.predicted(theta, batch)
-        densities = jnp.asarray(distribution.log_prob(values))
-        if not distribution.is_discrete:
-            return densities
-        # A class or a count that does not exist would be taken for another one.
-        support: Any = distribution.support
-        return jnp.where(support(values), densities, jnp.nan)
+        return _log_densities(*self.predicted(theta, batch))
 
     def case_weights(self, batch: PyTree) -> Float[Array, " rows"] | None:
         """The weights of a batch; None where it has none."""
@@ -65,7 +70,11 @@ class NegativeLogLikelihood(eqx.Module):
     def predicted(self, theta: Parameters, batch: PyTree) -> tuple[Distribution, Shaped[Array, "rows ..."]]:
         """The law of every row's target, and the targets."""
         inputs, targets, _ = _unpacked(batch)
-        outputs = self.network.apply(theta, inputs)
+        return self._laws(self.network.apply(theta, inputs), targets)
+
+    def _laws(
+        self, outputs: Float[Array, "rows outputs"], targets: Shaped[Array, "rows ..."]
+    ) -> tuple[Distribution, Shaped[Array, "rows ..."]]:
         distribution = distribution_of(self.likelihood, outputs)
         expected = distribution.batch_shape + distribution.event_shape
         if targets.shape != expected:
@@ -76,7 +85,7 @@ class NegativeLogLikelihood(eqx.Module):
         return distribution, _as_values(distribution, targets, outputs)
 
 
-class MeanSquaredError(eqx.Module):
+class MeanSquaredError(AbstractTrainedLoss):
     """ℓ(θ, batch) = (1/n) Σᵢ wᵢ ‖f_θ(xᵢ) − yᵢ‖² over the n rows of a batch, batches as in
     `NegativeLogLikelihood`. Targets have the shape of the outputs, or (rows,) for one output.
 
@@ -96,7 +105,20 @@ class MeanSquaredError(eqx.Module):
 
     def __call__(self, theta: Parameters, batch: PyTree) -> Float[Array, ""]:
         inputs, targets, weights = _unpacked(batch)
-        outputs = self.network.apply(theta, inputs)
+        return self._of(self.network.apply(theta, inputs), targets, weights)
+
+    def statistics(self) -> PyTree | None:
+        return _statistics(self.network)
+
+    def trained(
+        self, theta: Parameters, statistics: PyTree, batch: PyTree, key: Key[Array, ""]
+    ) -> tuple[Float[Array, ""], PyTree]:
+        inputs, targets, weights = _unpacked(batch)
+        outputs, after = _training(self.network)(theta, statistics, inputs, key)
+        return self._of(outputs, targets, weights), after
+
+    @staticmethod
+    def _of(outputs: Array, targets: Array, weights: Array | None) -> Float[Array, ""]:
         if targets.ndim == 1 and outputs.shape[1] == 1:
             targets = targets[:, None]
         if targets.shape != outputs.shape:
@@ -106,6 +128,28 @@ class MeanSquaredError(eqx.Module):
             )
         squares = jnp.square(outputs - _as_floats(targets, outputs))
         return weighted_mean(jnp.sum(squares, axis=1), weights)
+
+
+def _statistics(network: Network) -> PyTree | None:
+    return None if network.training is None else network.training.statistics
+
+
+def _training(network: Network) -> Training:
+    if network.training is None:
+        raise ValueError(
+            "the network is the same in training as in prediction, and carries no statistics; call loss(θ, "
+            "batch)."
+        )
+    return network.training
+
+
+def _log_densities(distribution: Distribution, values: Shaped[Array, "rows ..."]) -> Float[Array, " rows"]:
+    densities = jnp.asarray(distribution.log_prob(values))
+    if not distribution.is_discrete:
+        return densities
+    # A class or a count that does not exist would be taken for another one.
+    support: Any = distribution.support
+    return jnp.where(support(values), densities, jnp.nan)
 
 
 def _unpacked(batch: PyTree) -> tuple[PyTree, Shaped[Array, "rows ..."], Float[Array, " rows"] | None]:

@@ -1,5 +1,6 @@
-"""Any network as a pure function of its parameters: plain, Equinox or Flax."""
+"""Any network as a pure function of its parameters: plain, Equinox, Flax or PyTorch."""
 
+import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,24 +10,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
-from measureflow.core.pytrees import Parameters, Particles, strong_tree
+from measureflow.core.pytrees import Parameters, Particles
 from measureflow.core.showing import counted, or_fields
+from measureflow.core.statistics import WithStatistics
 from measureflow.core.validation import (
-    positive_number,
     require_count,
-    require_leading_axis,
-    require_representable,
     typed_key,
 )
 from measureflow.networks.adapters import (
     EquinoxApply,
     EquinoxInit,
-    Held,
-    LinenApply,
-    LinenInit,
     NnxApply,
     NnxInit,
-    by_path,
     equinox_parts,
     nnx_parts,
 )
@@ -38,15 +33,27 @@ from measureflow.networks.functions import (
     PerceptronApply,
     PerceptronInit,
     RowsOfOutputs,
+    as_batch,
     require_activation,
+    require_parameters,
 )
+from measureflow.networks.linen import linen_parts
+from measureflow.networks.pretrained import started
+from measureflow.networks.priors import gaussian_prior, outputs_of
+from measureflow.networks.stateful import equinox_trained, nnx_trained
+from measureflow.networks.training import PointApply, Training, require_training
 from measureflow.saving.registry import saved
 from measureflow.spaces.measures import Gaussian
 
 _KAIMING = math.sqrt(2)
 
 
-@saved(code=("init", "apply"), check=lambda network: outputs_of(network))
+# How a network is trained is not saved: it is code.
+@saved(
+    build=lambda init, apply, output_axis: Network(init, apply, output_axis),
+    code=("init", "apply"),
+    check=lambda network: outputs_of(network),
+)
 class Network(eqx.Module):
     """θ ↦ f_θ: a network as a pure function of its parameters.
 
@@ -68,13 +75,19 @@ class Network(eqx.Module):
     output_axis
         The axis of a weight that counts its outputs: −1 for (..., in, out), as in Flax, or 0 for (out,
         in, ...), as in Equinox. It decides the fan-in of `prior`.
+    training
+        Where training is different from prediction (BatchNorm, Dropout): a `Training`. Then `apply` is given
+        `WithStatistics` in the place of θ.
     """
 
     init: Callable[[Key[Array, ""]], Parameters]
     apply: Callable[[Parameters, PyTree], Float[Array, "rows outputs"]]
     output_axis: int = eqx.field(static=True)
+    training: Training | None
 
-    def __init__(self, init: Callable, apply: Callable, output_axis: int = -1):
+    def __init__(
+        self, init: Callable, apply: Callable, output_axis: int = -1, training: Training | None = None
+    ):
         for name, function in (("init", init), ("apply", apply)):
             if not callable(function):
                 raise TypeError(
@@ -86,10 +99,13 @@ class Network(eqx.Module):
                 f"output_axis must be -1 or 0, got {output_axis!r}; weights (..., in, out) are -1, weights "
                 "(out, in, ...) are 0."
             )
-        self.init = init
+        require_training(training)
+        if training is not None:
+            apply = PointApply(apply)
+        self.init, self.training = init, training
         self.apply = apply if isinstance(apply, RowsOfOutputs) else RowsOfOutputs(apply)
         self.output_axis = output_axis
-        _require_parameters(jax.eval_shape(init, jax.random.key(0)))
+        require_parameters(jax.eval_shape(init, jax.random.key(0)))
 
     @or_fields
     def __repr__(self) -> str:
@@ -131,59 +147,83 @@ class Network(eqx.Module):
         return cls(PerceptronInit(sizes), PerceptronApply(sizes, activation))
 
     @classmethod
-    def equinox(cls, make: Callable[[Key[Array, ""]], Any]) -> "Network":
+    def equinox(cls, make: Callable[[Key[Array, ""]], Any], *, training: bool = False) -> "Network":
         """An Equinox module, such as `lambda key: eqx.nn.MLP(2, 1, 50, 2, key=key)`.
 
         It acts on one example, as Equinox modules do. θ is its floating-point arrays; all else (functions,
-        integers) is taken once, from one call of `make`. State (BatchNorm) and keys (Dropout) are not
-        supported: a network here is a function of θ and inputs alone.
+        integers) is taken once, from one call of `make`. A module with BatchNorm is the pair (module, state)
+        of `eqx.nn.make_with_state`: in inference mode its statistics are constants.
+
+        Parameters
+        ----------
+        make
+            A function of a key that returns the module, or the pair (module, state).
+        training
+            Whether active BatchNorm and Dropout are: every particle then has statistics and keys of its own
+            while it is trained (`WithStatistics`), and predicts in inference mode. The module is called as
+            `module(x)`, or `module(x, state)`, with `key=` if it takes one.
         """
         if not callable(make):
             raise TypeError(f"make must be a function of a key, got {make!r}; pass lambda key: module.")
-        template, rest = equinox_parts(make, jax.random.key(0))
-        return cls(EquinoxInit(make, template), EquinoxApply(make, rest), output_axis=0)
+        if not training:
+            template, rest = equinox_parts(make, jax.random.key(0))
+            return cls(EquinoxInit(make, template), EquinoxApply(make, rest), output_axis=0)
+        template, trained, start = equinox_trained(make, jax.random.key(0))
+        carried = Training(trained.trained, start)
+        return cls(EquinoxInit(make, template), trained.predicted, output_axis=0, training=carried)
 
     @classmethod
-    def linen(cls, module: Any, inputs: PyTree) -> "Network":
-        """A `flax.linen` module. `inputs` is a batch that it takes, to find its shapes; one row is enough.
+    def linen(
+        cls,
+        module: Any,
+        inputs: PyTree,
+        *,
+        prediction: dict[str, Any] | None = None,
+        training: dict[str, Any] | None = None,
+        variables: dict[str, Any] | None = None,
+    ) -> "Network":
+        """A `flax.linen` module. θ is its collection "params".
 
-        θ is its collection "params". A module with other collections (batch_stats), or that draws random
-        numbers when applied (Dropout), raises.
+        BatchNorm and Dropout are told what to do by arguments of the module's call: with
+        `prediction={"train": False}` and `training={"train": True}`, every particle has statistics and keys
+        of its own while it is trained (`WithStatistics`). With `variables` and without `training`, statistics
+        are constants.
+
+        Parameters
+        ----------
+        module
+            An instance of `flax.linen.Module`.
+        inputs
+            A batch that it takes, to find its shapes; one row is enough.
+        prediction
+            Arguments of its call in prediction, by name; None is none.
+        training
+            Arguments of its call in training, by name; None where that is the same.
+        variables
+            Collections besides "params", such as {"batch_stats": ...}: what every particle's start from, or
+            constants.
         """
-        try:
-            from flax import errors, linen
-        except ModuleNotFoundError as error:
-            raise _no_flax("linen") from error
-        if not isinstance(module, linen.Module):
-            raise TypeError(
-                f"module must be an instance of flax.linen.Module, got {module!r}; for nnx use Network.nnx."
-            )
-        inputs = _batch(inputs)
-        collections = jax.eval_shape(module.init, jax.random.key(0), inputs)
-        others = sorted(set(collections) - {"params"})
-        if others:
-            raise ValueError(
-                f"module has variables besides its parameters, got {', '.join(others)}; use layers without "
-                "state, such as GroupNorm or LayerNorm for BatchNorm."
-            )
-        held = Held(module)
-        network = cls(LinenInit(held, inputs), LinenApply(held))
-        try:
-            jax.eval_shape(network.apply, jax.eval_shape(network.init, jax.random.key(0)), inputs)
-        except errors.InvalidRngError as error:
-            raise ValueError(
-                f"module draws random numbers when applied, got: {error}; leave Dropout out, or make it "
-                "deterministic."
-            ) from error
-        return network
+        if importlib.util.find_spec("flax") is None:
+            raise _no_flax("linen")
+        parts = linen_parts(module, as_batch(inputs), prediction, training, variables)
+        init, apply, carried = parts
+        return cls(init, apply, training=carried)
 
     @classmethod
-    def nnx(cls, make: Callable[[Any], Any]) -> "Network":
+    def nnx(cls, make: Callable[[Any], Any], *, training: bool = False) -> "Network":
         """A `flax.nnx` module, such as `lambda rngs: nnx.Linear(2, 1, rngs=rngs)`.
 
         θ is the values of its `nnx.Param`s, in nested dictionaries; all else is taken once, from one call of
-        `make`. A module with batch statistics raises, as does one that changes its own variables when
-        called, as active Dropout does.
+        `make`: after `module.eval()` there, batch statistics are constants. A module that changes its own
+        variables when called raises, unless `training` says that it may.
+
+        Parameters
+        ----------
+        make
+            A function of `nnx.Rngs` that returns the module.
+        training
+            Whether the module is trained in the mode of `module.train()`, in which every particle has batch
+            statistics and keys of its own (`WithStatistics`), and predicts in that of `module.eval()`.
         """
         try:
             from flax import nnx
@@ -191,8 +231,39 @@ class Network(eqx.Module):
             raise _no_flax("nnx") from error
         if not callable(make) or isinstance(make, nnx.Module):
             raise TypeError(f"make must be a function of nnx.Rngs, got {make!r}; pass lambda rngs: module.")
-        structure, rest = nnx_parts(make, jax.random.key(0))
-        return cls(NnxInit(make), NnxApply(make, structure, rest))
+        if not training:
+            structure, rest = nnx_parts(make, jax.random.key(0))
+            return cls(NnxInit(make), NnxApply(make, structure, rest))
+        trained, start = nnx_trained(make, jax.random.key(0))
+        return cls(NnxInit(make), trained.predicted, training=Training(trained.trained, start))
+
+    @classmethod
+    def torch(cls, module: Any, inputs: Any, *, training: bool = False) -> "Network":
+        """A PyTorch module: its architecture as a function of its parameters, by `torch.export`.
+
+        θ is {name: array} of its parameters, those with `requires_grad=False` left out, which are constants,
+        as buffers are. It starts as PyTorch's layers do by default, whatever initialiser the module has had;
+        parameters of other layers start where the module has them. The module's own weights are the beginning
+        with `start_from(module, key, n)`, and `state_dict(particles, i)` gives a particle back to PyTorch.
+        What is computed is compared with what the module itself gives for `inputs`. Operations that are not
+        covered raise, with the layer's name.
+
+        Parameters
+        ----------
+        module
+            A `torch.nn.Module` of float32 whose call takes a batch, or several, and returns one tensor.
+        inputs
+            A batch that it takes, or a tuple of them: arrays or tensors, rows first, to find shapes and to
+            compare with. Any number of rows may follow.
+        training
+            Whether the module is trained as in `module.train()`, in which every particle has running
+            statistics and keys of its own (`WithStatistics`), and predicts as in `module.eval()`. Else the
+            module is taken in the mode that it is in, and may not change its buffers or draw random numbers.
+        """
+        from measureflow.networks.torch_modules import torch_parts
+
+        init, apply, carried = torch_parts(module, inputs, training)
+        return cls(init, apply, output_axis=0, training=carried)
 
     def sample(self, key: Key[Array, ""], n: int) -> Particles:
         """n particles, each from the network's own initialiser: the initial measure Q₀.
@@ -205,7 +276,60 @@ class Network(eqx.Module):
             How many particles.
         """
         n = require_count("n", n, 1, "it counts the particles.")
-        return jax.vmap(self.init)(jax.random.split(typed_key(key), n))
+        particles = jax.vmap(self.init)(jax.random.split(typed_key(key), n))
+        if self.training is None:
+            return particles
+        start = jax.tree.map(lambda leaf: jnp.stack([leaf] * n), self.training.statistics)
+        return WithStatistics(particles, start)
+
+    def point(self) -> PyTree[jax.ShapeDtypeStruct]:
+        """The shapes of one particle: θ, with statistics where the network has `training`."""
+        theta, training = jax.eval_shape(self.init, jax.random.key(0)), self.training
+        if training is None:
+            return theta
+        return WithStatistics(theta, jax.eval_shape(lambda: training.statistics))
+
+    def start_from(
+        self, pretrained: Any, key: Key[Array, ""], n: int, *, noise: Any = 0.1, new: Sequence[str] = ()
+    ) -> Particles:
+        """n particles about pretrained weights θ:
+
+            θᵢ = θ + noise·r(θ)·Zᵢ,   r the root mean square of each array, Zᵢ standard normal.
+
+        Without noise all particles would be one, and stay so where nothing else parts them. Statistics, where
+        the network carries some, are those of `pretrained`, without noise.
+
+        Parameters
+        ----------
+        pretrained
+            A pytree like θ; an Equinox module, or its pair with a state; Flax's variables {"params": ...}, or
+            an nnx module; a PyTorch module, or its state dict.
+        key
+            A JAX random key.
+        n
+            How many particles.
+        noise
+            Relative to the size of each array; 0 is allowed where something is new, or for one particle.
+        new
+            The beginnings of names, such as "head": arrays that are drawn from the network's own initialiser
+            for each particle, and need not be in `pretrained`.
+        """
+        return started(self, pretrained, typed_key(key), n, noise, new)
+
+    def state_dict(self, particles: Particles, index: int) -> dict[str, Any]:
+        """The particle of this number as PyTorch has it:
+        `module.load_state_dict(network.state_dict(particles, 0))`. Of a network of `Network.torch` alone.
+
+        Parameters
+        ----------
+        particles
+            Those of a solution, `solution.measure.particles`.
+        index
+            Which one.
+        """
+        from measureflow.networks.torch_modules import state_dict
+
+        return state_dict(self, particles, index)
 
     def prior(self, weight: Any = _KAIMING, bias: Any = 1.0) -> Gaussian:
         """The Gaussian in which every number is independent, and
@@ -228,15 +352,7 @@ class Network(eqx.Module):
         bias
             The standard deviation of the biases.
         """
-        weight = positive_number("weight", weight, "√2 is right for relu, 1 for tanh.")
-        bias = positive_number("bias", bias, "it is a standard deviation.")
-        mean = _centre(self.init, jax.random.key(0), jax.random.key(1))
-
-        def scale(path: tuple, leaf: Array) -> Array:
-            fan_in = leaf.size // leaf.shape[self.output_axis] if _is_weight(path, leaf) else None
-            return bias if fan_in is None else weight / math.sqrt(fan_in)
-
-        return Gaussian(mean, jax.tree_util.tree_map_with_path(scale, mean))
+        return gaussian_prior(self.init, self.output_axis, weight, bias)
 
     def at(self, inputs: PyTree) -> "OutputsAt":
         """The features θ ↦ f_θ(inputs), for repulsion between functions instead of weights:
@@ -253,7 +369,7 @@ class Network(eqx.Module):
         inputs
             A batch of inputs, the anchors.
         """
-        return OutputsAt(self.apply, _batch(inputs))
+        return OutputsAt(self.apply, as_batch(inputs))
 
     def computed_in(self, dtype: Any) -> "Network":
         """The network whose parameters stay what they are, and whose outputs are computed in `dtype`:
@@ -271,6 +387,7 @@ class Network(eqx.Module):
         dtype = jnp.dtype(dtype)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise ValueError(f"dtype must be of floating-point numbers, got {dtype}; try jnp.bfloat16.")
+        _require_no_training(self, "computed_in")
         return Network(self.init, CastApply(self.apply, dtype.name), self.output_axis)
 
     def with_constants(self, count: int) -> "Network":
@@ -286,60 +403,17 @@ class Network(eqx.Module):
             How many.
         """
         count = require_count("count", count, 1, "without constants, use the network itself.")
+        _require_no_training(self, "with_constants")
         return Network(ConstantsInit(self.init, count), ConstantsApply(self.apply), self.output_axis)
 
 
-def perceptron(network: Any) -> PerceptronApply | None:
-    """The multilayer perceptron that a network is, but for constants and precision."""
-    apply = network.apply
-    while isinstance(apply, RowsOfOutputs | ConstantsApply | CastApply):
-        apply = apply.function if isinstance(apply, RowsOfOutputs) else apply.apply
-    return apply if isinstance(apply, PerceptronApply) else None
-
-
-def outputs_of(network: Network) -> int | None:
-    """How many numbers it gives for a row, where that can be told."""
-    inner = perceptron(network)
-    if inner is None:
-        return None
-    theta = jax.eval_shape(network.init, jax.random.key(0))
-    rows = jax.ShapeDtypeStruct((1, inner.sizes[0]), jax.tree.leaves(theta)[0].dtype)
-    return jax.eval_shape(network.apply, theta, rows).shape[1]
+def _require_no_training(network: Network, method: str) -> None:
+    if network.training is not None:
+        raise ValueError(
+            f"{method} is not known for a network that is trained with BatchNorm or Dropout; build it into "
+            "the module, or leave `training` out."
+        )
 
 
 def _no_flax(route: str) -> ImportError:
     return ImportError(f"Network.{route} needs Flax, which is not installed; run `pip install flax`.")
-
-
-def _batch(inputs: PyTree) -> PyTree:
-    inputs = require_representable("inputs", require_leading_axis("inputs", inputs, "row"))
-    return jax.tree.map(jnp.asarray, inputs)
-
-
-# Compiled, so that weights, which are not looked at, are never drawn.
-@eqx.filter_jit
-def _centre(init: Callable, key: Key[Array, ""], other_key: Key[Array, ""]) -> Parameters:
-    """Where the initialiser always starts a leaf that is not a weight; else 0."""
-
-    def centre(path: tuple, leaf: Array, other: Array) -> Array:
-        zero = jnp.zeros_like(leaf)
-        return zero if _is_weight(path, leaf) else jnp.where(jnp.all(leaf == other), leaf, zero)
-
-    draws = strong_tree(init(key)), strong_tree(init(other_key))
-    return jax.tree_util.tree_map_with_path(centre, *draws)
-
-
-def _is_weight(path: tuple, leaf: Array) -> bool:
-    return leaf.ndim >= 2 and jax.tree_util.keystr(path[-1:], simple=True) != "bias"
-
-
-def _require_parameters(theta: PyTree) -> None:
-    leaves = by_path(theta)
-    if not leaves:
-        raise ValueError("the network has no parameters: init returns no arrays; there is nothing to learn.")
-    for path, leaf in leaves.items():
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise TypeError(
-                f"parameters must be floating-point arrays, got {leaf.dtype} at θ{path}; keep constants "
-                "inside apply."
-            )

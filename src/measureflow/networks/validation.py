@@ -8,7 +8,7 @@ from measureflow.networks.network import Network
 
 # By the library of a class; many have a method `apply`, which means something else in each.
 _ADAPTERS = {
-    "torch": "PyTorch's arrays are not JAX's: build the network with Network.mlp, or in Equinox or Flax.",
+    "torch": "pass Network.torch(module, inputs), where inputs is a batch that PyTorch's module takes.",
     "keras": "Keras' layers hold their own state: build the network with Network.mlp, or in Equinox or Flax.",
     "flax.linen": "pass Network.linen(module, inputs).",
     "flax.nnx": "pass Network.nnx(make), where make(rngs) returns the module.",

@@ -19,7 +19,8 @@ from measureflow.core.validation import (
     require_representable,
 )
 from measureflow.networks.likelihoods import AbstractLikelihood, distribution_of
-from measureflow.networks.network import Network, outputs_of
+from measureflow.networks.network import Network
+from measureflow.networks.priors import outputs_of
 from measureflow.networks.rescaling import require_rescalable
 from measureflow.networks.validation import require_likelihood, require_network
 from measureflow.prediction.logarithmic import LogMixture
@@ -39,7 +40,7 @@ BLOCK = 256
 def _like(values: dict[str, Any]) -> Any:
     """In a file, particles have the structure of the network's parameters."""
     network: Any = values.get("network")
-    shapes = jax.eval_shape(network.init, jax.random.key(0)) if isinstance(network, Network) else None
+    shapes = network.point() if isinstance(network, Network) else None
     return jax.tree.map(lambda leaf: "", shapes)
 
 
@@ -48,7 +49,7 @@ def require_sound(predictive: "Predictive") -> None:
     likelihood reads, and units are the targets'."""
     network, law = predictive.network, getattr(predictive.likelihood, "likelihood", predictive.likelihood)
     if isinstance(network, Network):
-        wanted = jax.eval_shape(network.init, jax.random.key(0))
+        wanted = network.point()
         found = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], predictive.particles))
         shown = shown_shapes(found), shown_shapes(wanted)
         message = "the particles have shapes {}, the network's parameters {}".format(*shown)
@@ -117,7 +118,7 @@ class Predictive(eqx.Module):
         require_network(network)
         require_likelihood(likelihood)
         self.network, self.likelihood = network, likelihood
-        self.particles = require_particles("particles", particles)
+        self.particles = require_particles("particles", particles, with_statistics=True)
         self.location = None if location is None else _number_or_one_per_target("location", location)
         self.scale = None if scale is None else _number_or_one_per_target("scale", scale)
         self.spread = None

@@ -13,6 +13,7 @@ from jaxtyping import Array, Key
 
 from measureflow.core.devices import require_mesh
 from measureflow.core.pytrees import particle_count
+from measureflow.core.statistics import WithStatistics
 from measureflow.core.validation import require_count, typed_key
 from measureflow.flows.counting import begun
 from measureflow.flows.flow import AbstractFlow
@@ -363,6 +364,9 @@ def _warn_of_what_is_not_stationary(
         return
     batches = source.batches if isinstance(source, Arrays) else None
     if not isinstance(batches, Whole) or particle_count(measure.particles) < FEW:
+        return
+    # Of networks that are trained otherwise than they predict, no potential is known that they would sample.
+    if isinstance(measure.particles, WithStatistics):
         return
     certificate = problem.certify(jax.device_get(measure.particles), batches.data)
     if not certificate:

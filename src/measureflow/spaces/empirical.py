@@ -19,6 +19,7 @@ from measureflow.core.pytrees import (
     strong,
 )
 from measureflow.core.showing import counted, or_fields
+from measureflow.core.statistics import WithStatistics, parameters_of
 from measureflow.core.validation import require_count, require_particles, require_positive
 from measureflow.saving.registry import saved
 from measureflow.spaces.measures import AbstractMeasure, Gaussian
@@ -34,6 +35,9 @@ def _masses(weights: Any, n: int) -> Float[Array, " n"]:
     require_positive("Empirical weights", weights, remedy)
     masses = strong(weights)
     return masses / jnp.sum(masses)
+
+
+saved(WithStatistics)
 
 
 @saved
@@ -52,14 +56,14 @@ class Empirical(AbstractMeasure):
     weights: Float[Array, " n"] | None
 
     def __init__(self, particles: PyTree, weights: Any = None):
-        self.particles = require_particles("Empirical particles", particles)
+        self.particles = require_particles("Empirical particles", particles, with_statistics=True)
         n = particle_count(self.particles)
         self.weights = None if weights is None else _masses(weights, n)
 
     @or_fields
     def __repr__(self) -> str:
         weighted = "" if self.weights is None else ", weighted"
-        n, number = particle_count(self.particles), dimension(self.template())
+        n, number = particle_count(self.particles), dimension(parameters_of(self.template()))
         return f"Empirical({counted(n, 'particle')} in {counted(number, 'dimension')}{weighted})"
 
     @property

@@ -27,6 +27,7 @@ from measureflow.statement.divergences import KL, SquaredMMD
 from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.functionals import AbstractFunctional, ExpectedLoss, Sum, evaluated
 from measureflow.statement.stationarity import stationarity
+from measureflow.statement.training import AbstractTrainedLoss
 
 # Functions with such a name are to be maximised.
 _LOG_DENSITIES = (
@@ -109,6 +110,26 @@ class Problem(eqx.Module):
         if self.regulariser is None:
             return self.objective_energy(batch)
         return self.objective_energy(batch) + self.regulariser_energy(batch)
+
+    def trained_loss(self) -> tuple[AbstractTrainedLoss, Float[Array, ""]] | None:
+        """The loss and its weight, where its particles carry statistics (BatchNorm) or keys (Dropout)."""
+        terms = self.objective.terms()
+        losses = [(getattr(functional, "loss", None), weight) for weight, functional in terms]
+        found = [
+            (loss, weight)
+            for loss, weight in losses
+            if isinstance(loss, AbstractTrainedLoss) and loss.statistics() is not None
+        ]
+        if not found:
+            return None
+        if len(terms) > 1 or not all(isinstance(functional, ExpectedLoss) for _, functional in terms):
+            names = " + ".join(functional.name for _, functional in terms)
+            raise ValueError(
+                f"a network that is trained with BatchNorm or Dropout was given in the objective {names}: "
+                "its statistics are carried for ∫ ℓ dQ alone; use it as Problem(loss, regulariser), or a "
+                "network without training-time state (GroupNorm for BatchNorm)."
+            )
+        return found[0]
 
     def temperature(self) -> Float[Array, ""] | None:
         """τ; None if there is none."""

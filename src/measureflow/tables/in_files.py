@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from measureflow.core.validation import positive_number, require_count
-from measureflow.networks.network import Network, perceptron
+from measureflow.networks.network import Network
+from measureflow.networks.priors import perceptron
 from measureflow.prediction.predictive import require_sound
 from measureflow.runs.history import History
 from measureflow.saving.registry import kind_of, require, saved

@@ -7,7 +7,7 @@ import jax
 
 from measureflow.core.devices import require_mesh
 from measureflow.core.validation import positive_number, require_count
-from measureflow.networks.network import perceptron
+from measureflow.networks.priors import perceptron
 from measureflow.runs.checkpoint import Checkpoint
 from measureflow.tables.members import require_members
 from measureflow.tables.methods import method_of

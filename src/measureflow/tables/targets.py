@@ -14,7 +14,8 @@ from numpyro.distributions import Beta, Distribution, Independent, constraints
 from measureflow.core.validation import require_count
 from measureflow.networks import likelihoods
 from measureflow.networks.likelihoods import AbstractLikelihood, distribution_of
-from measureflow.networks.network import Network, outputs_of
+from measureflow.networks.network import Network
+from measureflow.networks.priors import outputs_of
 from measureflow.networks.rescaling import is_rescalable
 from measureflow.networks.validation import require_likelihood
 from measureflow.saving.registry import require, saved
