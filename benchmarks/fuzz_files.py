@@ -56,7 +56,8 @@ def fitted(estimator, y, rows=None):
     particles = particles_of(models[0].loss.network, estimator.particles)
     scores = {Trial(0, Candidate(1.0)): -1.25, Trial(0, Candidate(0.3, 0.5)): -1.5}
     history = mf.History({"step": np.array([0, 500]), "loss": np.array([2.0, 1.5], np.float32)})
-    choice = Choice(Trial(0, Candidate(0.3)), (1.1, 0.5), scores, 0.8)
+    shares = dict.fromkeys(scores, 0.5)
+    choice = Choice((Trial(0, Candidate(0.3)),), (1.1, 0.5), 0.8, scores, shares)
     estimator._take(Ensemble(choice, particles, 500, 500, history), models)
     return estimator
 

@@ -899,6 +899,8 @@ WRONG = {
     "shape": (["fields", "fitted", "dict", "target_shape_", "tuple"], [2], r"target_mean_ .*\(2,\)"),
     "scores": (["fields", "fitted", "dict", "validation_scores_", "dict", "log_density"], "x", "scores"),
     "spread": (["fields", "fitted", "dict", "spread_"], -1.0, "spread_ must be > 0"),
+    "members": (["fields", "fitted", "dict", "members_"], None, "members_ are missing"),
+    "some members": (["fields", "fitted", "dict", "members_", "dict", "binned"], 1.0, "members_ must hold"),
 }
 
 
