@@ -29,7 +29,7 @@ LENIENT = (
     "docs/posteriors.md",
     "docs/extend.md",
 )
-PAGES = ("docs/index.md", "docs/tutorial.md", "docs/scaling.md", *LENIENT)
+PAGES = ("docs/index.md", "docs/tutorial.md", "docs/scaling.md", "docs/faq.md", *LENIENT)
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n^```text\n(?P<output>.*?)^```$)?", re.M | re.S)
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
@@ -99,7 +99,7 @@ def test_the_comparison_tells_outputs_apart(shown, printed, expected):
 
 
 def test_pictures_of_the_pages_exist():
-    for page in (*PAGES, "docs/theory.md"):
+    for page in ("README.md", *(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))):
         for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", (ROOT / page).read_text(encoding="utf-8")):
             assert ((ROOT / page).parent / target).exists(), f"{page} shows {target}, which is not there"
 
