@@ -125,6 +125,22 @@ def test_pages_ask_for_nothing_from_elsewhere(site):
     assert not asked
 
 
+def test_the_api_has_types_and_leads_to_the_source(site):
+    """Every parameter in a table has its type; every link to the source, the line of a definition."""
+    text = (site / "api" / "index.html").read_text(encoding="utf-8")
+    rows = re.findall(r'<tr class="doc-section-item">(.*?)</tr>', text, re.S)
+    cells = [re.findall(r"<td>(.*?)</td>", row, re.S) for row in rows]
+    cells = [[re.sub("<.*?>", "", cell).strip() for cell in row] for row in cells]
+    parameters = [row for row in cells if len(row) == 4]  # name, type, description, default
+    assert len(parameters) > 300
+    assert not [name for name, kind, *_ in parameters if not kind]
+    links = re.findall(r'href="\.\./source/([\w/]+)/#L-(\d+)"', text)
+    assert len(links) > 200
+    for module, line in links:
+        code = (ROOT / "src" / "measureflow" / f"{module}.py").read_text(encoding="utf-8").splitlines()
+        assert re.match(r"\s*(class|def|@)", code[int(line) - 1]), f"{module}, line {line}"
+
+
 class Server(http.server.ThreadingHTTPServer):
     """Serves the site and the harness on loopback, and keeps what the harness sends back."""
 
