@@ -25,17 +25,18 @@ fails. A claim of kind *paper* is what the paper reports, and the honest verdict
 
 ## What it claims
 
-For $L(Q) = \int \ell \,\mathrm{{d}}Q + \sum_k w_k D_k(Q, P)$, and particles that start from $Q_0$ and follow its
-Wasserstein gradient flow:
+For $L(Q) = \int \ell \,\mathrm{{d}}Q + \sum_k w_k D_k(Q, P)$, and particles that start from $Q_0$ and
+follow its Wasserstein gradient flow:
 
 - *Theorem 1.* Without a regulariser (a deep ensemble), their law tends to
-  $\sum_i Q_0(\Theta_i)\, \delta(m_i)$: an atom at each local minimum $m_i$, weighted by the mass that $Q_0$ has in
-  its basin $\Theta_i$. That is not the minimiser.
-- *Theorem 2.* With $\mathrm{{MMD}}^2$ and $\mathrm{{KL}}$ (DRLE), their law tends to the unique minimiser,
-  $\log q^* = -\frac1\tau \bigl( V + \int W(\cdot, \theta') \,\mathrm{{d}}q^*(\theta') \bigr) + \mathrm{{const}}$,
-  as $N \to \infty$, $t \to \infty$ and $\eta \to 0$. With $\mathrm{{KL}}$ alone (DLE),
+  $\sum_i Q_0(\Theta_i)\, \delta(m_i)$: an atom at each local minimum $m_i$, weighted by the mass
+  that $Q_0$ has in its basin $\Theta_i$. That is not the minimiser.
+- *Theorem 2.* With $\mathrm{{MMD}}^2$ and KL (DRLE), their law tends to the unique minimiser,
+  $\log q^* = -\frac1\tau \bigl( V + \int W(\cdot, \theta') \,\mathrm{{d}}q^*(\theta') \bigr) + c$,
+  as $N \to \infty$, $t \to \infty$ and $\eta \to 0$. With KL alone (DLE),
   $q^* \propto \exp(-\ell/\tau)\, p$.
-- *Theorem 7.* With $\mathrm{{MMD}}^2$ alone (DRE), they may stand still at measures that are not the minimiser.
+- *Theorem 7.* With $\mathrm{{MMD}}^2$ alone (DRE), they may stand still at measures that are not the
+  minimiser.
 
 ## How long it takes
 
