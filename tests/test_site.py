@@ -141,6 +141,14 @@ def test_the_api_has_types_and_leads_to_the_source(site):
         assert re.match(r"\s*(class|def|@)", code[int(line) - 1]), f"{module}, line {line}"
 
 
+def test_tables_of_contents_show_no_tex(site):
+    """A heading is shown there as plain text: write it without mathematics."""
+    shown = re.compile(r'class="md-ellipsis">([^<]*)')
+    titles = [title for page in pages(site) for title in shown.findall(page.read_text(encoding="utf-8"))]
+    assert len(titles) > 100
+    assert not [title for title in titles if "\\(" in title or "$" in title]
+
+
 class Server(http.server.ThreadingHTTPServer):
     """Serves the site and the harness on loopback, and keeps what the harness sends back."""
 
