@@ -198,7 +198,7 @@ def test_a_browser_shows_every_page_whole(site, tmp_path):
             stdout=subprocess.DEVNULL, stderr=file,
         )  # fmt: skip
         try:
-            assert server.done.wait(240), (
+            assert server.done.wait(480), (
                 "the browser did not answer:\n" + log.read_text(errors="replace")[-2000:]
             )
         finally:
