@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 BENCH = build/bench-env
 RIVALS = build/tables-env
 
-.PHONY: demo test torch verify paper uci tables bench docs clean
+.PHONY: demo test torch verify paper uci tables bench docs chromium clean
 
 # Silences an announcement of mkdocs-material, which is not about this project.
 export NO_MKDOCS_2_WARNING = 1
@@ -13,12 +13,12 @@ export NO_MKDOCS_2_WARNING = 1
 demo: $(VENV)/.demo
 	$(BIN)/measureflow demo --out build/demo --force
 
+# The tests build the documentation, too, into build/docs; with Chromium they look at every page.
 test: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 	$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
-	$(BIN)/mkdocs build --strict --quiet --site-dir build/docs
 
 # PyTorch's modules beside PyTorch itself, which `make test` leaves out: with CUDA it takes gigabytes. Where pip finds
 # a build for the CPU, that is enough.
@@ -55,6 +55,11 @@ bench: $(BENCH)/.done
 
 docs: $(VENV)/.dev
 	$(BIN)/mkdocs serve
+
+# For the tests of pages; without it they are skipped.
+chromium:
+	command -v chromium || command -v chromium-browser || command -v google-chrome \
+		|| sudo apt-get install --yes chromium || brew install --cask chromium
 
 $(VENV)/.demo: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

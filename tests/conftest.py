@@ -26,9 +26,25 @@ with install_import_hook("measureflow", "beartype.beartype"):
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What takes longest begins first, so that in the end no worker waits for another.
-LONGEST = ("test_docs.py", "runs/test_devices.py", "tables", "runs", "sampling", "test_properties.py")
+LONGEST = (
+    "test_docs.py",
+    "test_notebooks.py",
+    "test_site.py",
+    "runs/test_devices.py",
+    "tables",
+    "runs",
+    "sampling",
+    "test_properties.py",
+)
 # Each of these tests is long, and shares nothing with the others of its file.
-ALONE = ("test_pages_run", "test_eight_devices", "test_two_processes", "test_sample_on_two", "test_killed")
+ALONE = (
+    "test_pages_run",
+    "test_notebooks_run",
+    "test_eight_devices",
+    "test_two_processes",
+    "test_sample_on_two",
+    "test_killed",
+)
 
 
 @pytest.hookimpl(tryfirst=True)

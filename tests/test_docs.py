@@ -17,6 +17,7 @@ from pathlib import Path
 import jax
 import pytest
 from matplotlib import pyplot as plt
+from verification import fit_times
 
 import measureflow as mf
 
@@ -29,7 +30,7 @@ LENIENT = (
     "docs/posteriors.md",
     "docs/extend.md",
 )
-PAGES = ("docs/index.md", "docs/tutorial.md", "docs/scaling.md", *LENIENT)
+PAGES = ("docs/index.md", "docs/tutorial.md", "docs/scaling.md", "docs/faq.md", *LENIENT)
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n^```text\n(?P<output>.*?)^```$)?", re.M | re.S)
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
@@ -99,9 +100,11 @@ def test_the_comparison_tells_outputs_apart(shown, printed, expected):
 
 
 def test_pictures_of_the_pages_exist():
-    for page in (*PAGES, "docs/theory.md"):
+    for page in ("README.md", *(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))):
         for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", (ROOT / page).read_text(encoding="utf-8")):
-            assert ((ROOT / page).parent / target).exists(), f"{page} shows {target}, which is not there"
+            # Pictures of a notebook are inside it.
+            inside = re.sub(r"^(notebooks/\w+)-\d+\.png$", r"\1.ipynb", target)
+            assert ((ROOT / page).parent / inside).exists(), f"{page} shows {target}, which is not there"
 
 
 def test_the_map_of_the_rooms_is_that_of_the_folders():
@@ -113,6 +116,22 @@ def test_the_map_of_the_rooms_is_that_of_the_folders():
     assert len(files) > 30
     missing = [name for name in files if not (folder / name).exists() and not (ROOT / name).exists()]
     assert not missing
+
+
+def test_the_page_of_times_shows_what_was_measured():
+
+    found = {f"{kind}; 300; 5": 12.3 for kind in fit_times.KINDS} | {"classes, default; 1000; 5": "> 900"}
+    text = fit_times.page(found, "one core")
+    assert "| 300 | 5 | 12 | 12 | 12 | 12 |" in text
+    assert "| 1,000 | 5 | — | — | > 900 | — |" in text
+    assert "on one core" in text
+
+
+@pytest.mark.slow
+def test_a_fit_is_measured_in_a_process_of_its_own():
+
+    assert 0 < fit_times.measured("classes, given", 60, 3, limit=300.0) < 300
+    assert fit_times.measured("regression, default", 60, 3, limit=0.01) == "> 0"
 
 
 # Their arguments have a default so that leaving them out says which measure to pass.

@@ -79,6 +79,8 @@ def sample(
         been taken since: what comes after that is computed again. The unadjusted flow is saved every `every`
         steps.
 
+    Notes
+    -----
     Ctrl-C ends it with the draws so far, and says so.
     """
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):

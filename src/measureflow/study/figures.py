@@ -29,9 +29,11 @@ def save_figure(draw: Callable[[Figure], None], size: tuple[float, float], folde
 
 def demo_figure(results: Sequence[Result], path: Path) -> None:
     """Histograms of the particles over the exact targets, in the manner of the paper's Figure 2."""
-    figure = Figure(figsize=(3.1 * len(results), 3.2), layout="constrained", dpi=150)
-    for axis, result in zip(figure.subplots(1, len(results)), results, strict=True):
-        _demo_panel(axis, result)
+    # Three beside each other can still be read where a page is 900 pixels wide.
+    rows = -(-len(results) // 3)
+    figure = Figure(figsize=(9.6, 2.9 * rows), layout="constrained", dpi=150)
+    for place, result in enumerate(results, 1):
+        _demo_panel(figure.add_subplot(rows, 3, place), result)
     figure.savefig(path)
 
 

@@ -118,6 +118,13 @@ def draws_of_the_prior(setting: Setting, key: Key[Array, ""]) -> Particles:
 class Method:
     """A way to train an ensemble: pass one of your own as `method=` of an estimator.
 
+    For example, the log score of the mixture in the place of the mean log-likelihood:
+
+        Method("log score", lambda s: mf.Problem(mf.LogScore(s.loss), s.prior_weight * mf.KL(s.prior)))
+
+    Functions of a module can be pickled, a lambda cannot. A new function is a new program: make a method
+    once, and use it again.
+
     Parameters
     ----------
     name
@@ -131,13 +138,6 @@ class Method:
         (Setting, key) ↦ where the flow begins. By default draws from the prior.
     candidates
         What held-out rows choose from where `prior_weight` is None, the most cautious first.
-
-    For example, the log score of the mixture in the place of the mean log-likelihood:
-
-        Method("log score", lambda s: mf.Problem(mf.LogScore(s.loss), s.prior_weight * mf.KL(s.prior)))
-
-    Functions of a module can be pickled, a lambda cannot. A new function is a new program: make a method
-    once, and use it again.
     """
 
     name: str
