@@ -65,7 +65,7 @@ Unseen = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """The commands, as those of an app."""
-    for command in (fit, predict, evaluate, report, describe):
+    for command in (fit, predict, evaluate, report, describe, explore):
         app.command()(command)
 
 
@@ -259,6 +259,21 @@ def describe(model: ModelFile) -> None:
         sys.stdout.write(f"{showing.pairs(described(fitted))}\n")
         if rows := tried(fitted):
             sys.stdout.write(f"\n{showing.table(rows, left=('network and law',))}\n")
+
+
+def explore(
+    out: Annotated[str, typer.Option(help="The page to write.")] = "explorer.html",
+    force: Force = False,
+) -> None:
+    """Write the flow explorer: one page on which particles of every method move, in a browser."""
+    with _told():
+        from measureflow.commands.explorer.page import page
+        from measureflow.commands.files import require_writable, write_text
+
+        require_writable(out, force)
+        write_text(page(), out, force)
+        if out != "-":
+            _say(f"Wrote {out}; open it in a browser.")
 
 
 def _prepared(
