@@ -65,7 +65,7 @@ Unseen = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """The commands, as those of an app."""
-    for command in (fit, predict, evaluate, report, describe, explore):
+    for command in (fit, predict, evaluate, report, describe, explore, completion):
         app.command()(command)
 
 
@@ -274,6 +274,29 @@ def explore(
         write_text(page(), out, force)
         if out != "-":
             _say(f"Wrote {out}; open it in a browser.")
+
+
+def completion(
+    context: typer.Context,
+    shell: Annotated[str, typer.Argument(help="bash, zsh or fish.")],
+) -> None:
+    """Print a script by which a shell completes commands and options at TAB.
+
+    bash: measureflow completion bash > ~/.local/share/bash-completion/completions/measureflow
+    """
+    with _told():
+        from measureflow.commands.completion import INSTALL, commands_of, script
+        from measureflow.commands.targets import TASKS
+        from measureflow.study.paper import NAMES
+        from measureflow.tables.methods import METHODS
+
+        if shell not in INSTALL:
+            raise InputError(f"SHELL must be {', '.join(INSTALL)}, got {shell!r}.")
+        values = {"--method": METHODS, "--task": TASKS, "--format": ("csv", "parquet", "feather")}
+        words = {"completion": tuple(INSTALL), "reproduce": (*NAMES, "all")}
+        sys.stdout.write(script(shell, commands_of(context.find_root().command, values, words)))
+        if sys.stdout.isatty():
+            _say(f"To install it: {INSTALL[shell]}")
 
 
 def _prepared(

@@ -194,7 +194,7 @@
     const atoms = name === 'DE' ? binned(limit.map(a => a.at[0]), i => limit[i].mass) : null;
     const exact = name === 'DE' ? atoms : settings.kl > 0 ? null : binned(solver.axis, i => solver.mass[i]);
     const tops = [...(exact ? exact.values() : density), ...found.values()];
-    const top = Math.max(0.8, Math.min(Math.max(...tops), 7)), y = d => floor - Math.min(d / top, 1) * (floor - 26);
+    const top = Math.max(0.8, Math.min(Math.max(...tops), 7)), y = d => floor - Math.min(d / top, 1) * (floor - 44);
     // The loss, in a scale of its own.
     const [low, high] = VIEW.line, inside = [...solver.axis.keys()].filter(i => solver.axis[i] > low && solver.axis[i] < high);
     const losses = inside.map(i => flows.loss(problem(), [solver.axis[i]])), least = Math.min(...losses);
