@@ -65,7 +65,7 @@ Unseen = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """The commands, as those of an app."""
-    for command in (fit, predict, evaluate, report, describe, explore, completion):
+    for command in (fit, predict, evaluate, report, describe, export, explore, completion):
         app.command()(command)
 
 
@@ -259,6 +259,24 @@ def describe(model: ModelFile) -> None:
         sys.stdout.write(f"{showing.pairs(described(fitted))}\n")
         if rows := tried(fitted):
             sys.stdout.write(f"\n{showing.table(rows, left=('network and law',))}\n")
+
+
+def export(
+    model: ModelFile,
+    out: Annotated[str, typer.Option(help="A folder to write, for programs without measureflow.")],
+    force: Force = False,
+) -> None:
+    """Write a model as a function of JAX that other programs run without measureflow."""
+    with _told():
+        from measureflow.commands.model import load_model
+        from measureflow.tables.exporting import require_folder
+
+        try:
+            require_folder(out, force)
+            load_model(model).estimator.export(out, force=force)
+        except (FileExistsError, ImportError) as error:
+            raise InputError(str(error).replace("force=True", "--force").replace("path", "--out")) from None
+        _say(f"Wrote {out}: predict.bin, model.json and predictor.py, which runs them.")
 
 
 def explore(
