@@ -19,7 +19,7 @@ import httpx
 import numpy as np
 
 ADDRESS = "http://127.0.0.1:8321"
-REQUESTS, CLIENTS = 400, 8
+REQUESTS, CLIENTS = 200, 8
 
 
 def hostile(row: dict[str, Any]) -> dict[str, tuple[bytes, int]]:
@@ -94,7 +94,7 @@ def attacked(row: dict[str, Any]) -> None:
             assert set(answer.json()) == {"error"}, name
             said = answer.json()["error"].partition(" got ")[0]
             assert "Traceback" not in said, said
-            assert "/" not in said, "a path of the server"
+            assert ".py" not in said, "a file of the server"
             assert len(answer.text) < 2_000, name
 
 

@@ -15,6 +15,7 @@ from tests.commands.flats import invoke
 import measureflow as mf
 from measureflow import theory
 from measureflow.commands.explorer.page import page
+from measureflow.flows.birth_death import births_and_deaths
 
 pytestmark = pytest.mark.xdist_group("commands")
 needs_a_script = pytest.mark.skipif(
@@ -110,7 +111,19 @@ def script():
           for (let i = 0; i < steps; i++) flows.step(asked[name].problem, {{name: 'WassersteinFlow'}}, state);
           ends[name] = [...state.x];
         }}
-        return {{found, ends}};
+        const dle = asked.DLE.problem, kinetic = flows.begin(dle, 400, 8, 1.5);
+        for (let i = 0; i < 600; i++) flows.step(dle, {{name: 'KineticFlow'}}, kinetic);
+        ends.KineticFlow = [...kinetic.x];
+        const gaussian = flows.begin(asked.DRLE.problem, 10, 1, 0.5);
+        for (let i = 0; i < 2000; i++) flows.step(asked.DRLE.problem, {{name: 'ParametricFlow'}}, gaussian);
+        const end = flows.gaussianValue(asked.DRLE.problem, gaussian.mean, gaussian.scale);
+        const shares = [0, 0, 0];
+        for (let seed = 0; seed < 600; seed++) {{
+          const x = Float64Array.of(0, 1, 2), rates = Float64Array.of(1, 0, -1);
+          flows.birthsAndDeaths(rates, x, 1, flows.Random(seed));
+          x.forEach(who => {{ shares[who] += 1 / 600; }});
+        }}
+        return {{found, ends, end: [end.value, ...end.ofMean, ...end.ofLog], shares}};
         """
     )
 
@@ -224,6 +237,27 @@ def test_runs_end_where_the_theory_says(script):
         assert stats.kstest(script["ends"][name], law.mass_below).pvalue > 1e-3
         other = "DLE" if name == "DRLE" else "DE"
         assert stats.kstest(script["ends"][other], law.mass_below).pvalue < 1e-3, "it can tell them apart"
+
+
+@needs_a_script
+def test_other_flows_end_there_too(script):
+    axis = np.asarray(script["found"]["DLE"]["axis"])
+    law = theory.GridLaw(axis, theory.minimiser(problem_of(STATEMENTS["DLE"]), axis))
+    assert stats.kstest(script["ends"]["KineticFlow"], law.mass_below).pvalue > 1e-3
+    value, *slopes = script["end"]
+    assert np.abs(slopes).max() < 1e-4, "FD-GVI is stationary"
+    assert value > script["found"]["DRLE"]["least"] + 0.05, "and no Gaussian is the minimiser"
+
+
+@needs_a_script
+def test_births_and_deaths_happen_as_often(script):
+    """Of three particles with rates 1, 0 and −1, as the library has it: by simulation, in standard errors."""
+    keys = jax.random.split(jax.random.key(0), 4000)
+    sources = jax.vmap(lambda key: births_and_deaths(jnp.asarray([1.0, 0.0, -1.0]), key))(keys)
+    counts = np.stack([(np.asarray(sources) == who).sum(axis=1) for who in range(3)], axis=1)
+    error = counts.std(axis=0) * np.sqrt(1 / 600 + 1 / 4000)
+    assert np.all(np.abs(script["shares"] - counts.mean(axis=0)) < 4 * error)
+    assert script["shares"][2] > 1.3 > 1 > script["shares"][0]
 
 
 # The page.

@@ -68,7 +68,7 @@ def frame_model(tmp_path_factory):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model = mf.EnsembleRegressor(**TINY, encoding=8, likelihood="log_mixture").fit(frame, target)
-    model.export(folder)
+    model.export(folder, missing=("NA",))
     return model, folder, frame
 
 
@@ -83,6 +83,11 @@ def compared(found, model, table, exact=1e-6):
     np.testing.assert_allclose(found["mean"], mean, atol=exact * size.max(), rtol=exact)
     np.testing.assert_allclose(found["standard_deviation"], deviation, rtol=5 * exact)
     np.testing.assert_allclose(found["quantiles"], quantiles, atol=5 * exact * size.max(), rtol=5 * exact)
+
+
+def test_no_quantiles_are_none(frame_model):
+    _, folder, _ = frame_model
+    assert Predictor(folder).predict([GOOD, GOOD], ())["quantiles"].shape == (2, 0)
 
 
 def test_records_become_the_numbers_of_the_frame(frame_model):
@@ -173,7 +178,7 @@ def test_predict_bin_alone_is_a_function_of_any_number_of_rows(classes):
     program = jax.export.deserialize(bytearray((folder / "predict.bin").read_bytes()))
     about = json.loads((folder / "model.json").read_text())
     inputs = ((WORLD - about["input_mean"]) / about["input_scale"]).astype(np.float32)
-    levels = np.zeros(0, np.float32)
+    levels = np.full(1, 0.5, np.float32)
     for count in (1, 7):
         (table,) = program.call(inputs[:count], levels, levels)
         np.testing.assert_allclose(table, model.predict_proba(WORLD[:count]), atol=1e-6)
@@ -217,7 +222,7 @@ def test_what_is_missing_is_named_or_stands_for_nothing(frame_model):
     short = {name: value for name, value in GOOD.items() if name != "area"}
     with pytest.raises(ValueError, match="'area' is missing; where there is no value, pass None"):
         Predictor(folder).predict([short])
-    for nothing in (None, "", "  ", float("nan")):
+    for nothing in (None, "", "  ", "NA", float("nan")):
         assert np.all(
             Predictor(folder).numbers([short | {"area": nothing}])[:, :2]
             == [[model.columns_.columns[0].median, 1]]

@@ -268,12 +268,13 @@ def export(
 ) -> None:
     """Write a model as a function of JAX that other programs run without measureflow."""
     with _told():
+        from measureflow.commands.files import MISSING
         from measureflow.commands.model import load_model
         from measureflow.tables.exporting import require_folder
 
         try:
             require_folder(out, force)
-            load_model(model).estimator.export(out, force=force)
+            load_model(model).estimator.export(out, force=force, missing=MISSING)
         except (FileExistsError, ImportError) as error:
             raise InputError(str(error).replace("force=True", "--force").replace("path", "--out")) from None
         _say(f"Wrote {out}: predict.bin, model.json and predictor.py, which runs them.")

@@ -4,6 +4,7 @@ one function of jax.export, and a table of how rows become its inputs."""
 import importlib.util
 import json
 import tempfile
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ _FORMAT = 1
 class Exportable:
     """Estimators that other programs can run."""
 
-    def export(self, folder: PathLike, *, force: bool = False) -> None:
+    def export(self, folder: PathLike, *, force: bool = False, missing: Sequence[str] = ()) -> None:
         """Write what is needed to predict without measureflow: see `docs/serving.md`.
 
         `predict.bin` is a function of jax.export for any number of rows, on CPU and GPU; `model.json` says
@@ -42,12 +43,14 @@ class Exportable:
             A folder, which is made.
         force
             Whether an earlier export in that folder may be overwritten.
+        missing
+            Texts that say that there is no value, as "NA" does in tables of the command line.
         """
         place = require_folder(folder, force)
         require_fitted(self)
         contents = {
             PROGRAM: _program(self),
-            ABOUT: (json.dumps(_about(self), indent=1, allow_nan=False) + "\n").encode(),
+            ABOUT: (json.dumps(_about(self, missing), indent=1, allow_nan=False) + "\n").encode(),
             SCRIPT: files("measureflow.tables").joinpath(SCRIPT).read_bytes(),
         }
         place.mkdir(parents=True, exist_ok=True)
@@ -136,7 +139,7 @@ def _encoded(encoding: PiecewiseLinear, inputs: Float[Array, "rows columns"]) ->
     return jnp.concatenate(parts, axis=1)
 
 
-def _about(estimator: Any) -> dict[str, Any]:
+def _about(estimator: Any, missing: Sequence[str]) -> dict[str, Any]:
     import measureflow
 
     columns = estimator.columns_
@@ -154,6 +157,7 @@ def _about(estimator: Any) -> dict[str, Any]:
         "jax": jax.__version__,
         "task": "classification" if hasattr(estimator, "classes_") else "regression",
         "columns": described,
+        "missing": list(missing),
         "numbers": [f"{one['name']}{part}" for one in described for part in one["parts"]],
         "input_mean": estimator.input_mean_.tolist(),
         "input_scale": estimator.input_scale_.tolist(),

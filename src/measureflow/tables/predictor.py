@@ -52,7 +52,12 @@ class Predictor:
         levels = np.asarray(quantiles, np.float64).reshape(-1)
         if not np.all((levels >= 1e-4) & (levels <= 1 - 1e-4)):
             raise ValueError(f"quantiles must be between 0.0001 and 0.9999, got {levels.tolist()}.")
-        return self._in_units(self.program(self.numbers(rows, unseen=unseen), levels))
+        # No axis of a program may be empty.
+        asked = levels if levels.size else np.array([0.5])
+        found = self._in_units(self.program(self.numbers(rows, unseen=unseen), asked))
+        if "quantiles" in found:
+            found["quantiles"] = found["quantiles"][..., : levels.size]
+        return found
 
     def numbers(self, rows: Any, *, unseen: bool = False) -> np.ndarray:
         """Rows as the numbers of `model.json`, one for each of its `numbers`: float64, (rows, numbers)."""
@@ -60,8 +65,10 @@ class Predictor:
         if isinstance(rows, list | tuple) and len(rows) and all(isinstance(row, dict) for row in rows):
             for place, row in enumerate(rows):
                 _require_keys(place, row, self.columns)
+            # What says that there is no value is one of these texts, or none.
+            nothing = {"", *self.about["missing"]}
             made = [
-                [part for column in known for part in _made(place, column, row[column["name"]], unseen)]
+                [part for one in known for part in _made(place, one, row[one["name"]], nothing, unseen)]
                 for place, row in enumerate(rows)
             ]
             return np.array(made, np.float64).reshape(len(rows), -1)
@@ -125,11 +132,12 @@ def _require_keys(place: int, row: dict, names: list[str]) -> None:
         raise ValueError(f"row {place}: {more[0]!r:.80} is none of the columns {', '.join(names)!s:.500}.")
 
 
-def _made(place: int, column: dict, value: Any, unseen: bool) -> list[float]:
+def _made(place: int, column: dict, value: Any, nothing: set[str], unseen: bool) -> list[float]:
     """The numbers that a value becomes: those of the column's parts."""
     where = f"row {place}, {column['name']!r}"
     text = value.strip()[:1000] if isinstance(value, str) else value
-    missing = text is None or text == "" or (isinstance(text, float) and math.isnan(text))
+    is_nothing = isinstance(text, str) and text in nothing
+    missing = text is None or is_nothing or (isinstance(text, float) and math.isnan(text))
     made = _KINDS[column["kind"]](where, column, None if missing else text, unseen)
     return [float(made[part]) for part in column["parts"]]
 
