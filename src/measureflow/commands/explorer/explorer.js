@@ -73,14 +73,17 @@
     find('exact').textContent = name === 'DE' ? 'Theorem 1’s limit, and the minimiser ▼' : 'exact minimiser q*';
     find('distance-name').textContent = name === 'DE' ? 'W₁ to Theorem 1’s limit' : 'W₁ to q*';
     for (const id of ['distance-name', 'distance']) find(id).hidden = settings.toy === 'plane';
-    const shaped = ['KernelDensity', 'Blob', 'SteinGradientEstimator', 'SteinFlow'].includes(settings.flow);
-    find('bandwidth-of').hidden = !shaped;
+    find('bandwidth-of').hidden = !hasKernel();
     say(words(name));
   }
+  /** Whether a kernel stands for the entropy, in the place of noise. */
+  const hasKernel = () => settings.flow in flows.scores || settings.flow === 'SteinFlow';
   function words(name) {
     if (settings.flow === 'ParametricFlow') return 'FD-GVI: the best Gaussian, by gradient descent on its mean and standard deviations; dots are draws of it.';
     const needs = ['KineticFlow', 'BirthDeath'].includes(settings.flow) && settings.kl === 0;
     if (needs) return `${settings.flow} needs a temperature: raise the weight of KL. Until then this is the plain descent.`;
+    if (hasKernel() && settings.kl > 0)
+      return `${name} by ${settings.flow}: nothing is random. A kernel stands for the entropy, and spreads few particles evenly; Theorem 2 is about noise.`;
     return { DE: 'Deep ensemble: each particle descends ℓ alone.',
              DLE: 'Deep Langevin ensemble: descent and noise. The minimiser is the Gibbs measure q* ∝ exp(−ℓ/τ) p.',
              DRE: 'Deep repulsive ensemble: descent and repulsion. The minimiser is unique, but particles may come to rest elsewhere.',
