@@ -4,8 +4,9 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 BENCH = build/bench-env
 RIVALS = build/tables-env
+OLDEST = build/oldest-env
 
-.PHONY: demo test torch verify paper uci tables bench docs chromium clean
+.PHONY: demo test torch verify oldest dist paper uci tables bench docs chromium clean
 
 # Silences an announcement of mkdocs-material, which is not about this project.
 export NO_MKDOCS_2_WARNING = 1
@@ -29,6 +30,19 @@ torch: $(VENV)/.torch
 verify: $(VENV)/.dev
 	$(BIN)/python -m verification
 	$(BIN)/pytest -m slow
+	$(MAKE) oldest
+
+# What every part of the library needs of others, with the oldest versions that pyproject.toml allows; the newest typer's
+# click warns the oldest typer of its end.
+oldest: $(OLDEST)/.done
+	$(OLDEST)/bin/pytest -W ignore::DeprecationWarning tests/saving tests/spaces tests/flows/test_entropies.py \
+	  tests/prediction/test_predictive.py tests/tables/test_frames.py tests/commands
+
+# A wheel and an sdist in dist/; tests/test_dist.py installs such a wheel. See RELEASING.md.
+dist: $(VENV)/.dev
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	$(BIN)/pytest tests/test_dist.py -m 'slow or not slow'
 
 # Every figure and claim of the paper; writes docs/paper.md. MEASUREFLOW_DATA names the UCI folder.
 paper: $(VENV)/.dev
@@ -87,5 +101,12 @@ $(RIVALS)/.done: pyproject.toml
 	$(RIVALS)/bin/python -m benchmarks.install rivals
 	touch $@
 
+$(OLDEST)/.done: pyproject.toml
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(PYTHON) verification/oldest.py > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt --editable '.[tables]' \
+	  beartype hypothesis polars pytest pytest-xdist scoringrules skops
+	touch $@
+
 clean:
-	rm -rf $(VENV) build
+	rm -rf $(VENV) build dist

@@ -3,8 +3,6 @@ nothing."""
 
 import dataclasses
 import re
-import shutil
-import subprocess
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -14,6 +12,7 @@ import pytest
 import scoringrules
 from numpyro.distributions import Normal
 from scipy import stats
+from tests.commands.browser import CHROMIUM, dom
 from tests.commands.flats import invoke
 
 import measureflow as mf
@@ -302,9 +301,6 @@ def test_numbers_for_people():
     ]  # fmt: skip
 
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 @pytest.mark.parametrize("name", ["rent", "cheap"])
 def test_a_browser_draws_every_figure(name, found, tmp_path):
@@ -315,16 +311,10 @@ def test_a_browser_draws_every_figure(name, found, tmp_path):
     event = "new Event('click', {bubbles: true})"
     pointed = f"<script>document.querySelector('.dot[data-i]').dispatchEvent({event})</script>"
     path.write_text(text.replace("</body>", f"{pointed}</body>"), encoding="utf-8")
-    done = subprocess.run(
-        [
-            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-            f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom", path.as_uri(),
-        ],
-        capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
-    assert "CONSOLE" not in done.stderr, done.stderr
-    assert f'data-drawn="{text.count("<figure>")}"' in done.stdout
-    panel = re.search(r'<aside id="law">(.*?)</aside>', done.stdout, re.S)
+    drawn, console = dom(path)
+    assert not console, console
+    assert f'data-drawn="{text.count("<figure>")}"' in drawn
+    panel = re.search(r'<aside id="law">(.*?)</aside>', drawn, re.S)
     assert panel, "the law of the point is shown"
     assert "<svg" in panel[1]
     assert "row " in panel[1]

@@ -65,7 +65,7 @@ Unseen = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """The commands, as those of an app."""
-    for command in (fit, predict, evaluate, report, describe):
+    for command in (fit, predict, evaluate, report, describe, export, explore, completion):
         app.command()(command)
 
 
@@ -260,6 +260,63 @@ def describe(model: ModelFile) -> None:
         sys.stdout.write(f"{showing.pairs(described(fitted))}\n")
         if rows := tried(fitted):
             sys.stdout.write(f"\n{showing.table(rows, left=('network and law',))}\n")
+
+
+def export(
+    model: ModelFile,
+    out: Annotated[str, typer.Option(help="A folder to write, for programs without measureflow.")],
+    force: Force = False,
+) -> None:
+    """Write a model as a function of JAX that other programs run without measureflow."""
+    with _told():
+        from measureflow.commands.files import MISSING
+        from measureflow.commands.model import load_model
+        from measureflow.tables.exporting import require_folder
+
+        try:
+            require_folder(out, force)
+            load_model(model).estimator.export(out, force=force, missing=MISSING)
+        except (FileExistsError, ImportError) as error:
+            raise InputError(str(error).replace("force=True", "--force").replace("path", "--out")) from None
+        _say(f"Wrote {out}: predict.bin, model.json and predictor.py, which runs them.")
+
+
+def explore(
+    out: Annotated[str, typer.Option(help="The page to write.")] = "explorer.html",
+    force: Force = False,
+) -> None:
+    """Write the flow explorer: one page on which particles of every method move, in a browser."""
+    with _told():
+        from measureflow.commands.explorer.page import page
+        from measureflow.commands.files import require_writable, write_text
+
+        require_writable(out, force)
+        write_text(page(), out, force)
+        if out != "-":
+            _say(f"Wrote {out}; open it in a browser.")
+
+
+def completion(
+    context: typer.Context,
+    shell: Annotated[str, typer.Argument(help="bash, zsh or fish.")],
+) -> None:
+    """Print a script by which a shell completes commands and options at TAB.
+
+    bash: measureflow completion bash > ~/.local/share/bash-completion/completions/measureflow
+    """
+    with _told():
+        from measureflow.commands.completion import INSTALL, commands_of, script
+        from measureflow.commands.targets import TASKS
+        from measureflow.study.paper import NAMES
+        from measureflow.tables.methods import METHODS
+
+        if shell not in INSTALL:
+            raise InputError(f"SHELL must be {', '.join(INSTALL)}, got {shell!r}.")
+        values = {"--method": METHODS, "--task": TASKS, "--format": ("csv", "parquet", "feather")}
+        words = {"completion": tuple(INSTALL), "reproduce": (*NAMES, "all")}
+        sys.stdout.write(script(shell, commands_of(context.find_root().command, values, words)))
+        if sys.stdout.isatty():
+            _say(f"To install it: {INSTALL[shell]}")
 
 
 def _prepared(

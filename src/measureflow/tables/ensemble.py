@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from sklearn.base import BaseEstimator, is_classifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import Tags, check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted
+from sklearn.utils.validation import _check_sample_weight
 
 from measureflow.core.compiled import keep_programs
 from measureflow.core.pytrees import dimension
@@ -30,8 +30,9 @@ from measureflow.saving.documents import save
 from measureflow.tables.choosing import Choice
 from measureflow.tables.convergence import not_converged
 from measureflow.tables.encoding import PiecewiseLinear, encoded
+from measureflow.tables.exporting import Exportable
 from measureflow.tables.frames import Columns
-from measureflow.tables.inputs import numbers, require_mass, scaling
+from measureflow.tables.inputs import numbers, require_fitted, require_mass, scaling
 from measureflow.tables.members import members_of, most_frequent, parts_given, scores_of
 from measureflow.tables.methods import Method, method_of
 from measureflow.tables.models import Model, Shape, given, require_encoding, require_hidden
@@ -53,7 +54,7 @@ class Prepared(NamedTuple):
     models: tuple[Model, ...]
 
 
-class AbstractEnsemble(BaseEstimator, abc.ABC):
+class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
     """What both estimators have."""
 
     #: Set by `fit`, from the data.
@@ -372,7 +373,7 @@ class AbstractEnsemble(BaseEstimator, abc.ABC):
         return jax.tree.map(lambda value: np.asarray(value, np.float64), values)
 
     def _rows(self, X: Any) -> np.ndarray:
-        check_is_fitted(self, "particles_")
+        require_fitted(self)
         return encoded(self.encoding_, standardised(numbers(self, X), self.input_mean_, self.input_scale_))
 
     def predict_dist(self, X: Any) -> Mixture:

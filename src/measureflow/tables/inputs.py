@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import is_classifier
-from sklearn.utils.validation import check_array, check_X_y, validate_data
+from sklearn.utils.validation import check_array, check_is_fitted, check_X_y, validate_data
 
 from measureflow.tables.leaks import warn_of_the_target
 from measureflow.tables.reading import dense, is_frame, names_of, targets_of
@@ -27,6 +27,11 @@ def checked(estimator: Any, X: Any, y: Any, again: bool, **of_targets: Any) -> t
     X = _named(estimator, X, again)
     _, y = check_X_y(np.zeros((len(X), 1)), y, estimator=estimator, **of_targets)
     return X, y
+
+
+def require_fitted(estimator: Any) -> None:
+    """Raises scikit-learn's NotFittedError."""
+    check_is_fitted(estimator, "particles_")
 
 
 def numbers(estimator: Any, X: Any) -> np.ndarray:

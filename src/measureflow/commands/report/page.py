@@ -3,19 +3,17 @@
 import json
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
 from measureflow.commands.describing import described, tried
+from measureflow.commands.pages import document, resource
 from measureflow.commands.report import figures
 from measureflow.commands.report.drawing import number, short
 from measureflow.commands.report.findings import Findings
 from measureflow.commands.report.words import distrust, how_judged
 
-# A browser that is asked for anything else than this page refuses.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 # Columns of the table of rows that are least known.
 _MOST_COLUMNS = 4
 # By so many columns the calibration is shown at once, and by the others on demand.
@@ -43,16 +41,13 @@ def page(findings: Findings) -> str:
         f"{about.get('seed', '?')}. Dashed lines are what was promised; bars are two standard errors either "
         "side."
     )
-    return (
-        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{escape(title)}</title><style>{_file('report.css')}</style></head><body><main>"
-        f"<h1>{escape(title)}</h1><p class='muted'>{escape(_subtitle(findings))}</p>"
+    body = (
+        f"<main><h1>{escape(title)}</h1><p class='muted'>{escape(_subtitle(findings))}</p>"
         f"{''.join(sections)}<p class='muted'>{escape(foot)}</p></main><aside id='law' hidden></aside>"
         "<script type='application/json' "
-        f"id='laws'>{_laws(findings)}</script><script>{_file('report.js')}</script></body></html>\n"
+        f"id='laws'>{_laws(findings)}</script><script>{resource('report', 'report.js')}</script>"
     )
+    return document(title, resource("report", "report.css"), body)
 
 
 _TRAINING = (
@@ -60,10 +55,6 @@ _TRAINING = (
     "their mixture. The step size falls to 0, so that every run comes to rest; whether it learned enough "
     "before is what notes above say."
 )
-
-
-def _file(name: str) -> str:
-    return files("measureflow.commands.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _section(title: str, inner: str, lead: str = "") -> str:

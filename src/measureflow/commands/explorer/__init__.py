@@ -1,0 +1,1 @@
+"""The flow explorer: the paper's toys in a browser."""
