@@ -149,14 +149,13 @@ def _fixed_point(energy: GridEnergy) -> np.ndarray:
     """log q = log Gibbs(q), normalised, by mirror descent on the free energy with Anderson's acceleration.
 
     A mirror step is log q ← (1 − α) log q + α log Gibbs(q). With α = 1/(1 + sup|W|/τ) it descends where the
-    interaction is smooth relative to the entropy (Pinsker); without interaction and rest it is one step. A
-    functional has no such constant: α is halved until the free energy descends, and doubled after. Both alone
-    converge linearly, at a rate of τ; the last residuals, extrapolated (Anderson, 1965), do much better where
-    τ is small, and are taken only where they descend.
+    interaction is smooth relative to the entropy (Pinsker); without interaction and rest it is one step. That
+    is where α begins; it is halved until the free energy descends, and doubled after. Both alone converge
+    linearly, at a rate of τ; the last residuals, extrapolated (Anderson, 1965), do much better where τ is
+    small, and are taken only where they descend.
     """
     log_mass = _gibbs(energy, np.full(len(energy.potential), 1 / len(energy.potential)))
-    largest, history = _first_damping(energy), []
-    damping = largest
+    damping, history = _first_damping(energy), []
     value = energy.value(np.exp(log_mass))
     for _ in range(_ITERATIONS):
         target = _gibbs(energy, np.exp(log_mass))
@@ -169,7 +168,7 @@ def _fixed_point(energy: GridEnergy) -> np.ndarray:
             history = history[-1:]
             damping, tried, gained = _mirror_step(energy, log_mass, target, damping, value)
             # What was too bold far away need not be too bold nearby.
-            damping = min(largest, 2 * damping)
+            damping = min(1.0, 2 * damping)
         log_mass, value = tried, gained
     raise RuntimeError(
         f"the fixed point was not reached in {_ITERATIONS} iterations at temperature "
