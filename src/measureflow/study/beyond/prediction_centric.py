@@ -110,7 +110,9 @@ def _draw(
         axis.plot(GRID, limit, "k--", linewidth=1, label="N(m, s² − σ²)")
         axis.set(xlim=(-5, 5), yticks=[], xlabel="θ", title=f"{name} at τ = {SHOWN:g}")
     for name, values in variances.items():
-        axes[2].plot(temperatures, values, "o-", color=colours[name], label=name)
+        # CRPS and MMD all but coincide.
+        marker = {"markersize": 10, "mfc": "none"} if name == "CRPS" else {}
+        axes[2].plot(temperatures, values, "o-", color=colours[name], label=name, **marker)
     axes[2].plot(temperatures, temperatures, color=COLOURS["DLE"], label="Bayes")
     axes[2].axhline(DATA_VARIANCE - MODEL_VARIANCE, color="k", linestyle="--", linewidth=1)
     axes[2].set(xscale="log", yscale="log", xlabel="τ", title="variances; dashed: s² − σ²")

@@ -176,7 +176,7 @@ def _draw(
         middle.plot(GRID, densities[name][-1], color=colour, label=name)
         right.plot(TEMPERATURES, scores[name], "o-", color=colour, label=name)
     left.axhline(DATA_VARIANCE - MODEL_VARIANCE, color="k", linestyle="--", linewidth=1)
-    left.set(xscale="log", yscale="log", xlabel="τ", title="location model: variances; dashed: s² − σ²")
+    left.set(xscale="log", yscale="log", xlabel="τ", title="location model: variances")
     title = f"two groups: q* at τ = {TEMPERATURES[-1]:g}"
     middle.set(xlim=(-3, 3), ylim=(1e-3, 10), yscale="log", xlabel="θ", title=title)
     right.set(xscale="log", xlabel="τ", title="two groups: log scores")
