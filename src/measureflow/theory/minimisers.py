@@ -142,7 +142,7 @@ def log_score_certificate(problem: Problem, grid: Any, density: np.ndarray, *, b
 def _gibbs(energy: GridEnergy, mass: np.ndarray) -> np.ndarray:
     """log of the normalised exp(−(V + ∫W dQ)/τ)."""
     exponent = -energy.first_variation(mass) / energy.temperature
-    return exponent - logsumexp(exponent)
+    return _normalised(exponent)
 
 
 def _fixed_point(energy: GridEnergy) -> np.ndarray:
@@ -207,7 +207,7 @@ def _extrapolated(history: list[tuple[np.ndarray, np.ndarray]], damping: float) 
 
 
 def _normalised(log_mass: np.ndarray) -> np.ndarray:
-    return log_mass - logsumexp(log_mass)
+    return log_mass - np.asarray(logsumexp(log_mass))
 
 
 def _exponentiated_gradients(energy: GridEnergy) -> np.ndarray:

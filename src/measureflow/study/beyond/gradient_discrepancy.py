@@ -6,7 +6,7 @@ the Gibbs measure: `Problem.stationarity`.
 Here it judges particles for the log score of the location model that is too narrow, whose q* is known.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -121,12 +121,12 @@ def _rates(found: dict[str, np.ndarray], numbers: tuple[int, ...]) -> list[Claim
 
 
 def _flow_claims(discrepancies: list[float], distances: list[float], level: np.ndarray) -> list[Claim]:
-    rank = stats.spearmanr(discrepancies[: LOOKS // 2], distances[: LOOKS // 2]).statistic
+    rank: Any = stats.spearmanr(discrepancies[: LOOKS // 2], distances[: LOOKS // 2])
     return [
         greater(
             "along the flow it falls as the distance W₁ to q* does: rank correlation on the way",
             0.8,
-            float(rank),
+            float(rank.statistic),
             f"from {discrepancies[0]:.1f} to {discrepancies[-1]:.2f}, W₁ from {distances[0]:.2f} to "
             f"{distances[-1]:.2f}.",
         ),

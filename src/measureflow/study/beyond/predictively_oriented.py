@@ -180,7 +180,7 @@ def _log_densities(density: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndar
     mass = density / density.sum()
     kept = mass > 1e-12
     members = stats.norm.logpdf(y, GRID[kept, None] * x, NOISE)
-    return logsumexp(members, axis=0, b=mass[kept, None])
+    return np.asarray(logsumexp(members, axis=0, b=mass[kept, None]))
 
 
 def _regression_claims(regression: Regression) -> list[Claim]:
@@ -245,4 +245,5 @@ def _band(density: np.ndarray, line: np.ndarray) -> tuple[np.ndarray, np.ndarray
     """The 5% and 95% quantiles of the mixture at every x."""
     mass, levels = density / density.sum(), np.linspace(-3.5, 3.5, 701)
     below = np.stack([mass @ stats.norm.cdf(levels, GRID[:, None] * x, NOISE) for x in line])
-    return tuple(np.array([np.interp(p, row, levels) for row in below]) for p in (0.05, 0.95))
+    low, high = (np.array([np.interp(p, row, levels) for row in below]) for p in (0.05, 0.95))
+    return low, high

@@ -86,7 +86,8 @@ def classes(rng: np.random.Generator) -> Task:
     plane = jnp.asarray(PLANE.reshape(-1, 2), jnp.float32)
 
     def loss(theta: Any) -> Array:
-        return -jnp.mean(dist.Categorical(logits=network(theta, inputs)).log_prob(targets))
+        law: Any = dist.Categorical(logits=network(theta, inputs))
+        return -jnp.mean(law.log_prob(targets))
 
     return Task(x, y, loss, _prior(2, 3), plane[::40], plane)
 
@@ -138,7 +139,8 @@ def _ensembles(task: Task, steps: int, seed: int, progress: bool) -> dict[str, n
 
 @eqx.filter_jit
 def _final(problem: Problem, flow: AbstractFlow, state: Any, key: Array, steps: Array) -> Any:
-    return flow.measure(run(problem, flow, state, None, key, steps)).particles
+    measure: Any = flow.measure(run(problem, flow, state, None, key, steps))
+    return measure.particles
 
 
 def _entropy(logits: np.ndarray) -> np.ndarray:
@@ -210,6 +212,7 @@ def _draw(
         axis.fill_between(LINE, mean - 2 * spread, mean + 2 * spread, color=colours[name], alpha=0.2)
         axis.plot(line.inputs, line.targets, "k.", markersize=3)
         axis.set(ylim=(-3, 3), title=name, xlabel="x")
+    image: Any = None
     for axis, name in zip(axes[1], SHOWN, strict=True):
         image = axis.imshow(
             entropies[name].T, origin="lower", extent=(-6, 6, -6, 6), cmap="viridis", vmin=0, vmax=1
