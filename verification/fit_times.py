@@ -33,8 +33,8 @@ Processor seconds of one call of `fit`, compiling included, on {machine}, by
 machine with two cores takes between half of them and all of them. The inputs are standard normal, and the
 target is $\\sin(2x_1) + x_2 x_3 + \\tfrac12 \\varepsilon$, or its sign for classes.
 
-*Default* is `mf.EnsembleRegressor()` or `mf.EnsembleClassifier()`: held-out rows choose how networks are trained,
-and the spread, and choosing is most of the work. *Given* is one layer of 50 units, no bins, prior
+*Default* is `mf.EnsembleRegressor()` or `mf.EnsembleClassifier()`: held-out rows choose how networks are
+trained, and the spread, and choosing is most of the work. *Given* is one layer of 50 units, no bins, prior
 weight 1 and a Normal likelihood, with the default number of steps: nothing is held out, nothing is chosen.
 """
 REMEDIES = """

@@ -1,6 +1,7 @@
-"""Writes docs/paper.md and its pictures from a folder of `measureflow reproduce` results.
+"""Writes docs/paper.md, or docs/beyond.md, and its pictures from a folder of `measureflow reproduce` results.
 
 python -m verification.paper_page RESULTS [TIMES …]
+python -m verification.paper_page --beyond RESULTS
 
 The table of times has one column for each folder TIMES, of the same commands on different devices; without
 any, for RESULTS.
@@ -9,9 +10,11 @@ any, for RESULTS.
 import json
 import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from measureflow.study import beyond
 from measureflow.study.paper import NAMES
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -46,24 +49,54 @@ The paper states about an hour on one GeForce RTX 3090 for its final experiments
 """
 
 
+BEYOND = """\
+# Beyond the paper
+
+What other papers claim of posteriors, scores and flows, redrawn and measured in the manner of
+[The paper, reproduced](paper.md): `measureflow reproduce beyond`, and by name what needs the UCI sets. Each
+section has a problem, a law where one is known exactly, and a picture. A claim of kind *theory* must hold;
+one of kind *paper* is what its authors report, and the honest verdict may be no.
+"""
+
+
 def page(results: Path, times: list[Path]) -> str:
     """The whole page; only what is in `results` is shown."""
-    parts = [INTRODUCTION.format(times=_times(times or [results]))]
-    for name, title in NAMES.items():
+    return "\n".join(
+        [INTRODUCTION.format(times=_times(times or [results])), *_sections(results, NAMES, "paper")]
+    )
+
+
+def beyond_page(results: Path) -> str:
+    """The same for other papers, each introduced by its module."""
+    return "\n".join([BEYOND, *_sections(results, beyond.NAMES, "beyond")])
+
+
+def _sections(results: Path, names: dict[str, str], assets: str) -> list[str]:
+    parts = []
+    for name, title in names.items():
         folder = results / name
         if not (folder / "claims.json").exists():
             continue
         claims = json.loads((folder / "claims.json").read_text(encoding="utf-8"))
         record = _record(folder)
-        shutil.copy(folder / "figure.png", DOCS / "assets" / "paper" / f"{name}.png")
-        parts.append(f"## {title}\n\n![{title}](assets/paper/{name}.png)\n\n{_claims(claims)}\n")
+        shutil.copy(folder / "figure.png", DOCS / "assets" / assets / f"{name}.png")
+        introduction = f"{_introduction(name)}\n\n" if assets == "beyond" else ""
+        picture = f"![{title}](assets/{assets}/{name}.png)"
+        parts.append(f"## {title}\n\n{introduction}{picture}\n\n{_claims(claims)}\n")
         tables = {heading: rows for heading, rows in record.items() if heading.startswith("Table")}
         parts += [f"{heading}:\n\n{_rows(rows)}\n" for heading, rows in tables.items()]
+        quick = " --quick" if record["quick"] else ""
         parts.append(
-            f"*`measureflow reproduce {name}`: {record['seconds']:.0f} s on {record['device']}, "
+            f"*`measureflow reproduce {name}{quick}`: {record['seconds']:.0f} s on {record['device']}, "
             f"seed {record['seed']}, measureflow {record['measureflow']}, JAX {record['jax']}.*\n"
         )
-    return "\n".join(parts)
+    return parts
+
+
+def _introduction(name: str) -> str:
+    """What a module says of itself."""
+    module = import_module(f"measureflow.study.beyond.{name.replace('-', '_')}")
+    return (module.__doc__ or "").strip()
 
 
 def _record(folder: Path) -> dict[str, Any]:
@@ -120,7 +153,10 @@ def _shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "\\|")
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1] == "--beyond":
+    (DOCS / "assets" / "beyond").mkdir(parents=True, exist_ok=True)
+    (DOCS / "beyond.md").write_text(beyond_page(Path(sys.argv[2])), encoding="utf-8")
+elif __name__ == "__main__":
     (DOCS / "assets" / "paper").mkdir(parents=True, exist_ok=True)
     (DOCS / "paper.md").write_text(
         page(Path(sys.argv[1]), [Path(folder) for folder in sys.argv[2:]]), encoding="utf-8"

@@ -16,6 +16,7 @@ import numpy as np
 import scipy.stats
 
 import measureflow as mf
+from measureflow.study.beyond import mean_field_langevin
 from measureflow.study.paper.multimodal import GRID, INITIAL, statements
 
 PAGE = Path(__file__).parent.parent / "docs" / "which-flow.md"
@@ -103,11 +104,21 @@ def funnel() -> Case:
     return Case(mf.Problem(loss, mf.KL(mf.Flat())), _normal(5), exact)
 
 
+def mean_field_network() -> Case:
+    """A two-layer network of infinite width, θ where a unit bends: its squared error is a function of a mean
+    over Q."""
+    problem, grid = mean_field_langevin.stated(), mean_field_langevin.GRID
+    law = mf.theory.GridLaw(grid, mf.theory.minimiser(problem, grid))
+    start = mean_field_langevin.PRIOR.sample
+    return Case(problem, start, law.sample(np.random.default_rng(0), (EXACT, 1)))
+
+
 CASES = {
     "two basins": two_basins,
     "four modes, repulsion": four_modes,
     "correlated, 20-D": correlated,
     "funnel, 5-D": funnel,
+    "mean-field network": mean_field_network,
 }
 FLOWS: dict[str, Callable[[Any], mf.AbstractFlow]] = {
     "noise, Euler–Maruyama": lambda eta: mf.WassersteinFlow(eta, integrator=mf.EulerMaruyama()),
@@ -172,7 +183,8 @@ def best_step_size(case: Case, make: Callable[[Any], mf.AbstractFlow]) -> float:
 
 def sampled(case: Case) -> str:
     """`mf.sample`, where there is a density to accept by."""
-    if case.problem.regulariser_energy().interaction is not None:
+    energy = case.problem.free_energy()
+    if energy.interaction is not None or energy.rest is not None:
         return "—"
     start_key, run_key = jax.random.split(jax.random.key(SHOWN[0]))
     with warnings.catch_warnings(record=True) as told:

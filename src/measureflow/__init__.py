@@ -17,6 +17,7 @@ from measureflow.flows.entropies import (
     SpectralSteinGradientEstimator,
     SteinGradientEstimator,
 )
+from measureflow.flows.families import LowRankGaussian, MixtureOfGaussians
 from measureflow.flows.flow import AbstractFlow
 from measureflow.flows.integrators import EulerMaruyama, LeimkuhlerMatthews
 from measureflow.flows.kinetic import KineticFlow, KineticState
@@ -81,6 +82,7 @@ from measureflow.spaces.kernels import (
     median_heuristic,
 )
 from measureflow.spaces.measures import AbstractMeasure, Flat, FromDistribution, Gaussian, Uniform
+from measureflow.spaces.mixtures import GaussianMixture
 from measureflow.statement.certificate import Certificate, NotStationaryWarning
 from measureflow.statement.divergences import KL, AbstractRegulariser, SquaredMMD
 from measureflow.statement.free_energy import FreeEnergy
@@ -149,6 +151,7 @@ __all__ = [
     "FromDistribution",
     "FullRankGaussian",
     "Gaussian",
+    "GaussianMixture",
     "GaussianState",
     "History",
     "Interrupted",
@@ -160,12 +163,14 @@ __all__ = [
     "LeimkuhlerMatthews",
     "LogMixture",
     "LogScore",
+    "LowRankGaussian",
     "Matern",
     "MeanFieldGaussian",
     "MeanSquaredError",
     "MedianBandwidth",
     "Method",
     "Mixture",
+    "MixtureOfGaussians",
     "Moment",
     "NegativeLogLikelihood",
     "Network",

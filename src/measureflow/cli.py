@@ -22,6 +22,7 @@ from rich.table import Table
 
 from measureflow import __version__
 from measureflow.commands import shell
+from measureflow.study import beyond
 from measureflow.study.datasets import DataError
 from measureflow.study.demo import SETTINGS, Result, run_demo
 from measureflow.study.paper import NAMES, Claim
@@ -105,21 +106,31 @@ def demo(
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(NAMES)}; or all (all but uci).")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help=f"Of the paper: {', '.join(NAMES)}; or all (all but uci). Of other papers: "
+            f"{', '.join(beyond.NAMES)}; or beyond (all but {' and '.join(beyond.NEED_DATA)})."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Results go to OUT/NAME/.")] = Path("results"),
     seed: Seed = 0,
     quick: Annotated[bool, typer.Option("--quick", help="A smaller and quicker version.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")] = False,
 ) -> None:
-    """Redraw the paper's figures and judge its claims.
+    """Redraw the figures of the paper, and of others, and judge their claims.
 
     Exits 1 if a claim of theory does not hold, and 2 if the options are wrong, data are missing or damaged,
     or results cannot be written.
     """
-    names = [known for known in NAMES if known != "uci"] if name == "all" else [name]
-    if unknown := [wanted for wanted in names if wanted not in NAMES]:
+    together = {
+        "all": [known for known in NAMES if known != "uci"],
+        "beyond": [known for known in beyond.NAMES if known not in beyond.NEED_DATA],
+    }
+    names, known = together.get(name, [name]), (*NAMES, *beyond.NAMES)
+    if unknown := [wanted for wanted in names if wanted not in known]:
         raise typer.BadParameter(
-            f"unknown {unknown[0]!r}; known are {', '.join(NAMES)}, and all.", param_hint="NAME"
+            f"unknown {unknown[0]!r}; known are {', '.join(known)}, all and beyond.", param_hint="NAME"
         )
     _require_new([out / wanted for wanted in names], force)
     with _results_in(out):
@@ -134,11 +145,13 @@ def _reproduced(name: str, folder: Path, seed: int, quick: bool) -> int:
     from measureflow.study.figures import save_figure
 
     began = time.perf_counter()
-    result = run_reproduction(name, seed, quick=quick, progress=_has_bars())
+    run = beyond.reproduce if name in beyond.NAMES else run_reproduction
+    result = run(name, seed, quick=quick, progress=_has_bars())
     seconds = time.perf_counter() - began
-    _print_claims(f"{name} — {NAMES[name]} ({seconds:.0f} s{', quick' if quick else ''})", result.claims)
-    for title, rows in (result.tables or {}).items():
-        _print_rows(title, rows)
+    title = (NAMES | beyond.NAMES)[name]
+    _print_claims(f"{name} — {title} ({seconds:.0f} s{', quick' if quick else ''})", result.claims)
+    for heading, rows in (result.tables or {}).items():
+        _print_rows(heading, rows)
     save_figure(result.draw, result.figure_size, folder)
     record = provenance(seed, result.settings) | {"name": name, "quick": quick, "seconds": round(seconds, 1)}
     _write_json(folder / "claims.json", [_recorded(claim, quick) for claim in result.claims])

@@ -192,6 +192,7 @@ MEASURES = {
     "matrix, not full rank": lambda: mf.Gaussian(jnp.zeros((1, 1)), jnp.ones((1, 1))),
     "bfloat16": lambda: mf.Gaussian(jnp.ones(2, jnp.bfloat16), 0.3),
     "Uniform": lambda: mf.Uniform([jnp.zeros(2)], [jnp.array([0.1, 3.0])]),
+    "mixture": lambda: mf.GaussianMixture(jnp.zeros((2, 3)), jnp.ones((2, 3)), jnp.array([0.3, 0.7])),
     "Flat": mf.Flat,
     "Empirical": lambda: mf.Empirical({"a": jnp.full((4, 2), jnp.nan), "b": jnp.arange(4.0)}),
 }

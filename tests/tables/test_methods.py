@@ -58,7 +58,7 @@ LOG_SCORE = mf.Method("log score", log_score)
 
 
 def test_names_are_objects():
-    assert list(METHODS) == ["DRLE", "DRE", "DLE", "DE", "FD-GVI"]
+    assert list(METHODS) == ["DRLE", "DRE", "DLE", "DE", "FD-GVI", "PrO"]
     by_name, by_object = regressor("DE").fit(X, Y), regressor(METHODS["DE"]).fit(X, Y)
     assert same(by_name, by_object)
 
@@ -69,6 +69,20 @@ def test_a_method_of_ones_own_is_fitted():
     assert not same(own, regressor("DLE", steps=2_000).fit(X, Y))
     labels = EnsembleClassifier(LOG_SCORE, **SETTINGS).fit(X, Y > 0)
     assert labels.score(X, Y > 0) > 0.7
+
+
+def test_predictively_oriented_is_the_log_score_of_the_mixture(tmp_path):
+    """Two groups of rows with opposite slopes: one line through both predicts neither."""
+    x = np.linspace(-2, 2, 200)[:, None]
+    y = np.where(np.arange(200) % 2, 1.0, -1.0) * x[:, 0] + 0.1 * RNG.normal(size=200)
+    fitted = {
+        name: regressor(name, likelihood="homoscedastic", particles=8, steps=800).fit(x, y)
+        for name in ("PrO", "DLE")
+    }
+    score = {name: np.mean(one.predict_dist(x).log_prob(y)) for name, one in fitted.items()}
+    assert score["PrO"] > score["DLE"] + 0.5
+    fitted["PrO"].save(tmp_path / "model")
+    assert mf.load(tmp_path / "model").method == "PrO"
 
 
 def test_a_method_goes_where_its_estimator_goes(tmp_path):
@@ -149,7 +163,7 @@ def test_wrong_methods_raise(wrong, message, as_a_user_runs_it):
 def test_unknown_methods_are_told_the_known():
     for wrong in ("SVGD", 3, log_score):
         with pytest.raises(
-            ValueError, match=r"method must be one of DRLE, DRE, DLE, DE, FD-GVI, got .*mf.Method"
+            ValueError, match=r"method must be one of DRLE, DRE, DLE, DE, FD-GVI, PrO, got .*mf.Method"
         ):
             regressor(wrong).fit(X, Y)
 

@@ -18,6 +18,7 @@ from measureflow.flows.schedules import CosineDecay
 from measureflow.networks.likelihoods import Categorical, Heteroscedastic
 from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.networks.network import Network
+from measureflow.statement.scores import LogScore
 from measureflow.tables.choosing import (
     FACTORS,
     FEW,
@@ -37,7 +38,7 @@ from measureflow.tables.choosing import (
 )
 from measureflow.tables.encoding import PiecewiseLinear
 from measureflow.tables.members import columns_of, parts_given
-from measureflow.tables.methods import METHODS, WITH_ENTROPY, WITHOUT_ENTROPY, Candidate
+from measureflow.tables.methods import METHODS, SCORED_TOGETHER, WITH_ENTROPY, WITHOUT_ENTROPY, Candidate
 from measureflow.tables.models import Model, Shape
 from measureflow.tables.recipe import Recipe, batch_size_for, steps_for
 from measureflow.tables.stopping import PATIENCE, Best
@@ -301,8 +302,9 @@ def test_batch_sizes():
 
 
 def test_candidates_go_by_method_and_rows():
+    others = {"DE": WITHOUT_ENTROPY, "DRE": WITHOUT_ENTROPY, "PrO": SCORED_TOGETHER}
     for name, method in METHODS.items():
-        expected = WITHOUT_ENTROPY if name in ("DE", "DRE") else WITH_ENTROPY
+        expected = others.get(name, WITH_ENTROPY)
         assert Recipe(method).candidates(FEWEST_TO_CHOOSE) == expected
         assert Recipe(method).candidates(FEWEST_TO_CHOOSE - 1) == (Candidate(1.0),)
         assert Recipe(method, prior_weight=0.2).candidates(10**6) == (Candidate(0.2),)
@@ -401,7 +403,13 @@ def test_statement():
             assert energy.temperature is None
         else:
             assert energy.temperature == w
-        if method in ("DE", "DLE", "FD-GVI"):
+        if method == "PrO":
+            (score,) = [term for _, term in problem.objective.terms()]
+            assert isinstance(score, LogScore)
+            assert isinstance(score.loss, Summed)
+            assert energy.interaction is None
+            assert_close(energy.potential(theta), -0.3 * prior.log_density(theta), 1e-6)
+        elif method in ("DE", "DLE", "FD-GVI"):
             assert energy.interaction is None
             assert_close(energy.potential(theta), 7 - 0.3 * prior.log_density(theta), 1e-6)
         else:

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 import pytest
 from scipy import stats
 from scipy.optimize import minimize
@@ -215,3 +216,30 @@ def test_wasserstein_distance_is_scipys(kind):
 def test_bad_grids(grid, message):
     with pytest.raises(ValueError, match=message):
         mf.theory.minimiser(mf.deep_langevin_ensemble(quadratic, PRIOR, kl=1.0), grid)
+
+
+def test_a_start_far_away_does_not_keep_steps_short():
+    """Two groups of rows with slopes ±1 under narrow noise: far from the minimiser the log score is so steep
+    that only tiny steps descend."""
+    rng = np.random.default_rng(0)
+    x, sign = rng.uniform(-2, 2, 200), rng.choice([-1.0, 1.0], 200)
+    inputs = jnp.asarray(x, jnp.float32)
+    targets = jnp.asarray(sign * x + 0.3 * rng.normal(size=200), jnp.float32)
+    score = mf.LogScore(lambda theta: -0.5 * ((targets - theta[0] * inputs) / 0.3) ** 2)
+    problem = mf.Problem(score, 0.1 * mf.KL(mf.Gaussian(jnp.zeros(1), 1.5)))
+    grid = np.linspace(-8, 8, 161)
+    density = mf.theory.minimiser(problem, grid)
+    assert mf.theory.stationarity_residual(problem, grid, density) < 1e-8
+    assert density[np.abs(np.abs(grid) - 1) < 0.3].sum() > 0.8 * density.sum()
+
+
+@pytest.mark.standard_promotion
+def test_strong_repulsion_at_a_low_temperature():
+    """Of a wide grid the CRPS has a large W, and the step that Pinsker's inequality allows is tiny."""
+    y = jnp.asarray(1.2 * np.linspace(-2, 2, 20), jnp.float32)
+    score = mf.RankedProbabilityScore(lambda t: (dist.Normal(jnp.broadcast_to(t[0], y.shape), 1.0), y))
+    problem, grid = mf.Problem(score, 0.002 * mf.KL(mf.Gaussian(jnp.zeros(1), 1.5))), np.linspace(-8, 8, 81)
+    density = mf.theory.minimiser(problem, grid)
+    assert mf.theory.stationarity_residual(problem, grid, density) < 1e-8
+    variance = (density @ grid**2) / density.sum()
+    assert variance == pytest.approx(np.var(1.2 * np.linspace(-2, 2, 20)) - 1, rel=0.4)

@@ -18,6 +18,7 @@ from measureflow.flows.parametric import FullRankGaussian, moment_matched
 from measureflow.numerics.integration import Points
 from measureflow.spaces.empirical import Empirical
 from measureflow.spaces.measures import Gaussian
+from measureflow.spaces.mixtures import GaussianMixture
 from measureflow.statement.free_energy import FreeEnergy
 from measureflow.statement.problem import Problem, value_parts
 
@@ -89,6 +90,11 @@ class BuresWassersteinFlow(AbstractFlow):
             raise ValueError(
                 "BuresWassersteinFlow was given a problem without a regulariser: its Gaussian would shrink "
                 "to a point; give the problem a KL term."
+            )
+        if isinstance(initial, GaussianMixture):
+            raise TypeError(
+                f"BuresWassersteinFlow moves one Gaussian, got {initial!r}: mixtures are no manifold of "
+                "that geometry; use mf.ParametricFlow(mf.MixtureOfGaussians(components), optimiser)."
             )
         if not isinstance(initial, Gaussian):
             particles = require_particles("initial", initial, problem.template())

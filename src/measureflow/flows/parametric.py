@@ -15,23 +15,27 @@ from measureflow.core.validation import require_count, require_particles
 from measureflow.flows.flow import AbstractFlow, in_files, optimiser_step, require_optimiser
 from measureflow.numerics.integration import draws
 from measureflow.spaces.empirical import Empirical
-from measureflow.spaces.measures import Gaussian
+from measureflow.spaces.measures import AbstractMeasure, Gaussian
+from measureflow.spaces.mixtures import GaussianMixture
 from measureflow.statement.problem import Problem, value_parts
 
 
 class AbstractFamily(eqx.Module):
-    """A family of Gaussians Q_ν and its unconstrained parameters ν."""
+    """A family of Gaussians Q_ν, or of mixtures of them, and its unconstrained parameters ν."""
+
+    #: What its members are.
+    measures: ClassVar[type] = Gaussian
 
     @abc.abstractmethod
-    def parameters(self, initial: Gaussian) -> PyTree:
+    def parameters(self, initial: Any) -> PyTree:
         """ν of the member nearest to `initial`."""
 
     @abc.abstractmethod
-    def member(self, parameters: PyTree) -> Gaussian:
+    def member(self, parameters: PyTree) -> Any:
         """Q_ν."""
 
     @abc.abstractmethod
-    def moment_matched(self, particles: Empirical) -> Gaussian:
+    def moment_matched(self, particles: Empirical) -> Any:
         """The Gaussian with the moments of the particles that the family can hold."""
 
 
@@ -67,7 +71,7 @@ class FullRankGaussian(AbstractFamily):
         return Gaussian(mean, jnp.linalg.cholesky(covariance))
 
 
-def moment_matched(family: AbstractFamily, particles: Particles) -> Gaussian:
+def moment_matched(family: AbstractFamily, particles: Particles) -> Any:
     """The Gaussian of the family with the moments of the particles."""
     try:
         return family.moment_matched(Empirical(particles))
@@ -111,7 +115,8 @@ class ParametricFlow(AbstractFlow):
     Parameters
     ----------
     family
-        The family of Gaussians.
+        `MeanFieldGaussian()`, `FullRankGaussian()`, `LowRankGaussian(rank)` or
+        `MixtureOfGaussians(components)`.
     optimiser
         Any Optax optimiser.
     samples
@@ -133,10 +138,17 @@ class ParametricFlow(AbstractFlow):
         require_count("ParametricFlow samples", self.samples, 2, "200 is a start.")
 
     def init(self, problem: Problem, initial: Any) -> ParametricState:
-        if not isinstance(initial, Gaussian):
+        wanted = self.family.measures
+        if isinstance(initial, AbstractMeasure) and not isinstance(initial, Empirical | wanted):
+            raise TypeError(
+                f"initial must be particles or a {wanted.__name__}, got {initial!r}; for "
+                f"{type(self.family).__name__} pass initial.sample(key, n)."
+            )
+        if not isinstance(initial, wanted):
             particles = require_particles("initial", initial, problem.template())
             initial = moment_matched(self.family, particles)
-        require_particles("initial", jax.tree.map(lambda leaf: leaf[None], initial.mean), problem.template())
+        point = jax.tree.map(lambda leaf: leaf[None], initial.template())
+        require_particles("initial", point, problem.template())
         parameters = self.family.parameters(initial)
         return ParametricState(parameters, jnp.zeros((), jnp.int32), self.optimiser.init(parameters))
 
@@ -149,6 +161,8 @@ class ParametricFlow(AbstractFlow):
     ) -> dict[str, Float[Array, ""]]:
         """An unbiased estimate of the summands of L(Q_ν)."""
         member = self.family.member(parameters)
+        if isinstance(member, GaussianMixture):
+            return _mixture_parts(problem, member, key, self.samples, batch)
         return value_parts(problem, member, draws(member, key, self.samples), batch)
 
     def _objective(self, *arguments: Any) -> Float[Array, ""]:
@@ -162,7 +176,7 @@ class ParametricFlow(AbstractFlow):
         parameters, memory = optimiser_step(self.optimiser, gradient, state.memory, state.parameters)
         return ParametricState(parameters, state.step + 1, memory)
 
-    def measure(self, state: ParametricState) -> Gaussian:
+    def measure(self, state: ParametricState) -> Any:
         return self.family.member(state.parameters)
 
     def observe(
@@ -179,3 +193,25 @@ class ParametricFlow(AbstractFlow):
         gradient = jax.grad(self._objective)(state.parameters, problem, batch, step_key)
         total = sum(parts.values(), start=jnp.zeros(()))
         return {**parts, "value": total, "gradient_norm": jnp.sqrt(squared_norm(gradient))}
+
+
+def _mixture_parts(
+    problem: Problem, member: GaussianMixture, key: Key[Array, ""], samples: int, batch: PyTree
+) -> dict[str, Float[Array, ""]]:
+    """F(Q) = ∫V dQ + ½∬W dQdQ + R(Q), and τ∫log q dQ, by as many draws from every component: L(Q) up to a
+    constant. There is no closed form of a mixture's entropy."""
+    energy = problem.free_energy(batch)
+    points = member.strata(key, max(samples // len(member.weights), 1))
+    masses, total = points.masses(), jnp.zeros(())
+    if energy.potential is not None:
+        total += points.integrate(energy.potential)
+    if energy.interaction is not None:
+        kernel = energy.interaction
+        against = jax.vmap(lambda x: points.integrate(lambda y: kernel(x, y)))(points.particles)
+        total += 0.5 * jnp.sum(masses * against)
+    if energy.rest is not None:
+        total += energy.rest(points)
+    parts = {"energy": total}
+    if energy.temperature is not None:
+        parts["entropy"] = energy.temperature * points.integrate(member.log_density)
+    return parts

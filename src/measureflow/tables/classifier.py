@@ -34,7 +34,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     Parameters
     ----------
     method : str or Method
-        "DRLE" (default), "DRE", "DLE", "DE" or "FD-GVI", or an `mf.Method` of your own.
+        "DRLE" (default), "DRE", "DLE", "DE", "FD-GVI" or "PrO", or an `mf.Method` of your own.
     particles : int
         How many networks.
     hidden : sequence of int, optional

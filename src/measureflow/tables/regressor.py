@@ -53,7 +53,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     Parameters
     ----------
     method : str or Method
-        "DRLE" (default), "DRE", "DLE", "DE" or "FD-GVI", or an `mf.Method` of your own.
+        "DRLE" (default), "DRE", "DLE", "DE", "FD-GVI" or "PrO", or an `mf.Method` of your own.
     likelihood : str, AbstractLikelihood or tuple, optional
         "heteroscedastic" (one Normal, whose noise depends on the input), "mixture" (five of them: any shape),
         "homoscedastic" or "student_t"; "log_normal" and "log_mixture" for numbers > 0, laws of their

@@ -142,17 +142,17 @@ def log_score_certificate(problem: Problem, grid: Any, density: np.ndarray, *, b
 def _gibbs(energy: GridEnergy, mass: np.ndarray) -> np.ndarray:
     """log of the normalised exp(−(V + ∫W dQ)/τ)."""
     exponent = -energy.first_variation(mass) / energy.temperature
-    return exponent - logsumexp(exponent)
+    return _normalised(exponent)
 
 
 def _fixed_point(energy: GridEnergy) -> np.ndarray:
     """log q = log Gibbs(q), normalised, by mirror descent on the free energy with Anderson's acceleration.
 
     A mirror step is log q ← (1 − α) log q + α log Gibbs(q). With α = 1/(1 + sup|W|/τ) it descends where the
-    interaction is smooth relative to the entropy (Pinsker); without interaction and rest it is one step. A
-    functional has no such constant: α is halved until the free energy descends. Both alone converge linearly,
-    at a rate of τ; the last residuals, extrapolated (Anderson, 1965), do much better where τ is small, and
-    are taken only where they descend.
+    interaction is smooth relative to the entropy (Pinsker); without interaction and rest it is one step. That
+    is where α begins; it is halved until the free energy descends, and doubled after. Both alone converge
+    linearly, at a rate of τ; the last residuals, extrapolated (Anderson, 1965), do much better where τ is
+    small, and are taken only where they descend.
     """
     log_mass = _gibbs(energy, np.full(len(energy.potential), 1 / len(energy.potential)))
     damping, history = _first_damping(energy), []
@@ -167,6 +167,8 @@ def _fixed_point(energy: GridEnergy) -> np.ndarray:
         if not gained <= value + _ROUNDING * abs(value):
             history = history[-1:]
             damping, tried, gained = _mirror_step(energy, log_mass, target, damping, value)
+            # What was too bold far away need not be too bold nearby.
+            damping = min(1.0, 2 * damping)
         log_mass, value = tried, gained
     raise RuntimeError(
         f"the fixed point was not reached in {_ITERATIONS} iterations at temperature "
@@ -205,7 +207,7 @@ def _extrapolated(history: list[tuple[np.ndarray, np.ndarray]], damping: float) 
 
 
 def _normalised(log_mass: np.ndarray) -> np.ndarray:
-    return log_mass - logsumexp(log_mass)
+    return log_mass - np.asarray(logsumexp(log_mass))
 
 
 def _exponentiated_gradients(energy: GridEnergy) -> np.ndarray:
