@@ -246,6 +246,7 @@ def assert_equal(found, expected):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * max(size, 1e-3))
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("name", MODULES)
 def test_outputs_are_those_of_pytorch(name):
     make, shape = MODULES[name]

@@ -158,6 +158,7 @@ def test_a_deep_ensemble_is_its_networks_trained_alone(residual):
     assert len(np.unique(means, axis=0)) == N, "every particle has its own"
 
 
+@pytest.mark.slow
 def test_a_repulsive_langevin_ensemble_of_residual_networks(residual):
     """It learns; its last step has the statistics of Flax at the parameters before it, without noise; and it
     predicts with them."""

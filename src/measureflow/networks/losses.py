@@ -73,7 +73,7 @@ class NegativeLogLikelihood(AbstractTrainedLoss):
         return self._laws(self.network.apply(theta, inputs), targets)
 
     def _laws(
-        self, outputs: Float[Array, "rows outputs"], targets: Shaped[Array, "rows ..."]
+        self, outputs: Float[Array, "rows outputs"], targets: Shaped[Array, "..."]
     ) -> tuple[Distribution, Shaped[Array, "rows ..."]]:
         distribution = distribution_of(self.likelihood, outputs)
         expected = distribution.batch_shape + distribution.event_shape
