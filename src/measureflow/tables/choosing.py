@@ -6,6 +6,7 @@ by all of them together. And the spread of the predictive law about its mean, or
 the mean of an ensemble errs less than its members, whose noise is fitted to their own errors.
 """
 
+import itertools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
@@ -32,6 +33,8 @@ NO_SPREAD = (1.0, 1.0)
 _WARM = 0.3
 # An ensemble has at most so many parts, of at least so many networks.
 _MOST_PARTS, _FEWEST_NETWORKS = 4, 4
+# Spreads, by their places, at which ways to share an ensemble are compared: none, and some factors.
+_COMMON = np.array([0, *range(1, 1 + len(FACTORS), 3)])
 # The spread is shrunk towards none as if there were so many rows more, for which none is right.
 _BELIEVED = 50
 
@@ -51,8 +54,8 @@ Densities: TypeAlias = Mapping[Trial, Float[np.ndarray, "s rows"]]
 class Choice(NamedTuple):
     """What held-out rows choose: the trials that the parts of an ensemble come from, all of one model; the
     factor and the power of its spread, and the typical deviation that these refer to; the mean log predictive
-    density of held-out rows for every trial at its best, and the share of the ensemble that it should have
-    (empty where there was nothing to choose)."""
+    density of held-out rows for every trial at its best, and its share of the ensemble (empty where there was
+    nothing to choose)."""
 
     parts: tuple[Trial, ...]
     spread: tuple[float, float] = NO_SPREAD
@@ -114,30 +117,49 @@ def trials_of(views: list[tuple[bool, ...]], candidates: tuple[Candidate, ...], 
 
 def combined(densities: Densities, weights: Float[np.ndarray, " rows"], parts: int) -> Choice:
     """The model whose trials predict held-out rows best when they share an ensemble of so many equal parts,
-    and the trials that these come from; its spread is still to be chosen.
+    and the trials that these come from: of all ways to share it, the one with the highest log score,
 
-    A trial has the spread that suits it best. Where one is to be taken, that is the best one.
+        Σᵢ wᵢ log (1/parts) Σₚ p_{trial of part p}(yᵢ),
+
+    that of `LogScore` on a weighted `Empirical` whose particles are the trials, at the best spread that all
+    have in common. (Yao et al., 2018, "Using stacking to average Bayesian predictive distributions".)
     """
-    scored = {trial: _scored(rows, weights) for trial, rows in densities.items()}
-    rows_of = {trial: densities[trial][scored[trial].place] for trial in densities}
-    models: dict[int, list[Trial]] = {}
-    for trial in densities:
-        models.setdefault(trial.model, []).append(trial)
-    best: tuple[float, tuple[Trial, ...]] | None = None
-    shares: dict[Trial, float] = {}
-    for trials in models.values():
-        rows = np.stack([np.where(np.isfinite(rows_of[trial]), rows_of[trial], -np.inf) for trial in trials])
-        if parts == 1:
-            found = np.eye(len(trials))[int(np.argmax([scored[trial].score for trial in trials]))]
-        else:
-            found = log_score_shares(rows, weights)
-        shares |= dict(zip(trials, found.tolist(), strict=True))
-        chosen = _in_parts(found, parts)
-        score = float(np.average(_log_mixture(rows[chosen], np.full(parts, 1 / parts)), weights=weights))
-        if best is None or score > best[0]:
-            best = score, tuple(trials[place] for place in chosen)
-    assert best is not None
-    return Choice(best[1], scores={t: found.score for t, found in scored.items()}, shares=shares)
+    found = [
+        _shared([trial for trial in densities if trial.model == model], densities, weights, parts)
+        for model in sorted({trial.model for trial in densities})
+    ]
+    chosen = max(found, key=lambda one: one.score).trials
+    scores = {trial: _scored(rows, weights).score for trial, rows in densities.items()}
+    shares = {trial: chosen.count(trial) / parts for trial in densities}
+    return Choice(chosen, scores=scores, shares=shares)
+
+
+class _Shared(NamedTuple):
+    """The log score of an ensemble, less the doubts about its spread, and the trials of its parts."""
+
+    score: float
+    trials: tuple[Trial, ...]
+
+
+def _shared(
+    trials: list[Trial], densities: Densities, weights: Float[np.ndarray, " rows"], parts: int
+) -> _Shared:
+    """The best way in which these trials share an ensemble."""
+    ways = list(itertools.combinations_with_replacement(range(len(trials)), parts))
+    shares = np.array([np.bincount(way, minlength=len(trials)) for way in ways]) / parts
+    stacked = np.stack([densities[trial] for trial in trials])
+    doubts, best = _doubts(stacked.shape[1], len(weights)), (-np.inf, ways[0])
+    for place in _COMMON[stacked.shape[1] > _COMMON]:
+        rows = stacked[:, place]
+        # A run that diverged has no density for some rows: then it is not believed for any.
+        rows = np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, -np.inf)
+        largest = np.max(rows, axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = np.log(shares @ np.exp(rows - largest)) + largest
+        means = np.where(np.isnan(logs), -np.inf, logs) @ (weights / weights.sum()) - doubts[place]
+        way = int(np.argmax(means))
+        best = max(best, (float(means[way]), ways[way]), key=lambda one: one[0])
+    return _Shared(best[0], tuple(trials[place] for place in best[1]))
 
 
 def spread_for(
@@ -162,51 +184,12 @@ class _Scored(NamedTuple):
 
 def _scored(densities: Float[np.ndarray, "s rows"], weights: Float[np.ndarray, " rows"]) -> _Scored:
     """A run that diverged has no density."""
-    factors, powers = SPREADS[: len(densities)].T
     means = np.where(np.isfinite(densities), densities, -np.inf) @ (weights / weights.sum())
-    doubts = _BELIEVED / len(weights) * (np.log(factors) ** 2 + (1 - powers) ** 2)
-    best = int(np.argmax(means - doubts))
+    best = int(np.argmax(means - _doubts(len(densities), len(weights))))
     return _Scored(float(means[best]), best)
 
 
-def log_score_shares(
-    densities: Float[np.ndarray, "m rows"], weights: Float[np.ndarray, " rows"], iterations: int = 300
-) -> Float[np.ndarray, " m"]:
-    """The shares s ≥ 0, Σ s = 1, that maximise the log score of the mixture of m laws,
-
-        Σᵢ wᵢ log Σₘ sₘ pₘ(yᵢ),
-
-    a concave problem: that of `LogScore` on a weighted `Empirical` whose particles are the laws. Each
-    iteration multiplies a share by the first variation, s ← s · Σᵢ wᵢ p(yᵢ)/Σ s p(yᵢ) (Cover, 1984), and
-    never lowers the score. (Yao et al., 2018, "Using stacking to average Bayesian predictive distributions".)
-    """
-    weights = weights / weights.sum()
-    # Rows for which no law has a density say nothing.
-    told = np.isfinite(densities).any(axis=0)
-    densities, weights = densities[:, told], weights[told]
-    shares = np.full(len(densities), 1 / len(densities))
-    if not told.any():
-        return shares
-    ratios = np.exp(densities - densities.max(axis=0))
-    for _ in range(iterations):
-        shares = shares * ((ratios / (shares @ ratios)) @ weights)
-        shares = shares / shares.sum()
-    return shares
-
-
-def _log_mixture(
-    densities: Float[np.ndarray, "m rows"], shares: Float[np.ndarray, " m"]
-) -> Float[np.ndarray, " rows"]:
-    with np.errstate(divide="ignore"):
-        return np.logaddexp.reduce(densities + np.log(shares)[:, None], axis=0)
-
-
-def _in_parts(shares: Float[np.ndarray, " m"], parts: int) -> list[int]:
-    """Which law each of so many equal parts is given: each time the one that is farthest behind."""
-    given = np.zeros(len(shares))
-    chosen = []
-    for _ in range(parts):
-        place = int(np.argmax(shares * parts - given))
-        given[place] += 1
-        chosen.append(place)
-    return sorted(chosen)
+def _doubts(spreads: int, rows: int) -> Float[np.ndarray, " s"]:
+    """What the first spreads lose for being others than none."""
+    factors, powers = SPREADS[:spreads].T
+    return _BELIEVED / rows * (np.log(factors) ** 2 + (1 - powers) ** 2)

@@ -96,8 +96,8 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         As given, or of most networks.
     members_ : dict of arrays
         How each network was trained: its `prior_weight`, its `share_of_steps`, and whether it sees bins,
-        `binned`. An ensemble of 20 has four parts of five, each trained by one of the candidates, as often
-        as its share of the log score of held-out rows says.
+        `binned`. An ensemble of 20 has four parts of five, each trained by one of the candidates: those
+        under whose mixture held-out rows have the highest log score.
     spread_ : float
         The temperature of the classes, by which held-out rows correct how sure the networks are: above 1 less
         sure, below 1 surer; 1 where nothing was chosen. `spread_power_` and `typical_deviation_` are 1.

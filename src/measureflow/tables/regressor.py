@@ -119,8 +119,8 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         As given, or of most networks.
     members_ : dict of arrays
         How each network was trained: its `prior_weight`, its `share_of_steps`, and whether it sees bins,
-        `binned`. An ensemble of 20 has four parts of five, each trained by one of the candidates, as often
-        as its share of the log score of held-out rows says.
+        `binned`. An ensemble of 20 has four parts of five, each trained by one of the candidates: those
+        under whose mixture held-out rows have the highest log score.
     spread_ : float
         A factor that widens or narrows the predictive law about its mean; 1 where nothing was chosen.
     spread_power_, typical_deviation_ : float
@@ -139,8 +139,8 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         2,000 that lie evenly.
     validation_scores_ : dict of arrays
         `model`, `prior_weight`, `share_of_steps`, `binned`, `log_density` and `share`, with one entry for
-        each candidate: the mean log density of held-out rows, in units of standardised targets, and the share
-        of the ensemble that maximises that of the mixture; empty where nothing was chosen.
+        each candidate: the mean log density of held-out rows, in units of standardised targets, at the spread
+        that suits it, and its share of the ensemble; empty where nothing was chosen.
     input_mean_, input_scale_, target_mean_, target_scale_ : array
         Scaling.
     target_shape_ : tuple
