@@ -31,8 +31,8 @@ TEMPERATURES, NO_SPREADS = SPREADS[: 1 + len(FACTORS)], SPREADS[:1]
 NO_SPREAD = (1.0, 1.0)
 # Below this, a prior weight is cold.
 _WARM = 0.3
-# An ensemble has at most so many parts, of at least so many networks.
-_MOST_PARTS, _FEWEST_NETWORKS = 4, 4
+# An ensemble has at most so many parts, of at least so many networks, from so many trials.
+_MOST_PARTS, _FEWEST_NETWORKS, _MOST_SHARING = 4, 4, 8
 # Spreads, by their places, at which ways to share an ensemble are compared: none, and some factors.
 _COMMON = np.array([0, *range(1, 1 + len(FACTORS), 3)])
 # The spread is shrunk towards none as if there were so many rows more, for which none is right.
@@ -124,12 +124,13 @@ def combined(densities: Densities, weights: Float[np.ndarray, " rows"], parts: i
     that of `LogScore` on a weighted `Empirical` whose particles are the trials, at the best spread that all
     have in common. (Yao et al., 2018, "Using stacking to average Bayesian predictive distributions".)
     """
-    found = [
-        _shared([trial for trial in densities if trial.model == model], densities, weights, parts)
-        for model in sorted({trial.model for trial in densities})
-    ]
-    chosen = max(found, key=lambda one: one.score).trials
     scores = {trial: _scored(rows, weights).score for trial, rows in densities.items()}
+    models: dict[int, list[Trial]] = {}
+    for trial in sorted(scores, key=lambda trial: -scores[trial]):
+        models.setdefault(trial.model, []).append(trial)
+    found = [_shared(trials[:_MOST_SHARING], densities, weights, parts) for trials in models.values()]
+    places = {trial: place for place, trial in enumerate(densities)}
+    chosen = tuple(sorted(max(found, key=lambda one: one.score).trials, key=places.__getitem__))
     shares = {trial: chosen.count(trial) / parts for trial in densities}
     return Choice(chosen, scores=scores, shares=shares)
 

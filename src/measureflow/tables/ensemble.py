@@ -138,7 +138,8 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
             A row of weight k counts as k equal rows.
         callback
             A function of (step, record, state), called between compiled calls of the final training: the
-            newest record of `history_`, and the state of the flow. A true answer ends training there.
+            newest record of `history_`, and the state of the flow; where the ensemble has parts, those of its
+            parts, along a first axis. A true answer ends training there.
         checkpoint
             With one, the same call resumes a fit that was cut off: what was chosen is stored with the first
             checkpoint, at step 0 of the final training, and not chosen again. A fit of other data or settings
