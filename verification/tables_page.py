@@ -255,9 +255,11 @@ PICTURE = (
 )
 
 
-def main(folders: Sequence[Path], docs: Path = DOCS) -> None:
-    """The page and its picture."""
+def main(folders: Sequence[Path], docs: Path = DOCS, note: str = "") -> None:
+    """The page and its picture, with a note on how it was run."""
     text = page(folders)
+    if note:
+        text = text.replace("## In short\n", f"{note}\n\n## In short\n", 1)
     if picture(folders, docs / "assets" / "tables.png"):
         text = text.replace("## In short\n", f"{PICTURE}\n## In short\n", 1)
     (docs / "tables.md").write_text(text, encoding="utf-8")
@@ -266,4 +268,6 @@ def main(folders: Sequence[Path], docs: Path = DOCS) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("results", nargs="+", type=Path)
-    main(parser.parse_args().results)
+    parser.add_argument("--note", default="", help="What there is to say about these runs.")
+    asked = parser.parse_args()
+    main(asked.results, note=asked.note)
