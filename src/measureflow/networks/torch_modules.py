@@ -1,6 +1,7 @@
 """PyTorch modules as functions of their parameters, and particles as state dicts."""
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -183,7 +184,7 @@ def _whole(network: Any) -> tuple[str, ...]:
 
 def _torch() -> Any:
     try:
-        import torch
+        torch: Any = importlib.import_module("torch")
     except ModuleNotFoundError as error:
         raise ImportError(
             "Network.torch needs PyTorch, which is not installed; run `pip install torch`."
@@ -298,7 +299,7 @@ def _require_momentum(torch: Any, module: Any) -> None:
 
 def _require_equal(module: Any, apply: TorchApply, theta: dict[str, Array], tensors: tuple[Any, ...]) -> None:
     """What is computed in prediction is what PyTorch computes; for one row, too, which graphs leave out."""
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     for some in (tensors, tuple(x[:1] for x in tensors)):
         with torch.no_grad():
@@ -312,7 +313,7 @@ def _require_equal_in_training(
     module: Any, training: Training, theta: dict[str, Array], tensors: tuple[Any, ...], program: TorchProgram
 ) -> None:
     """What is computed in training, too, where that is not random; on copies of the module's buffers."""
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     if random_layers(program):
         return

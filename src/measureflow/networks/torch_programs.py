@@ -1,5 +1,6 @@
 """What a PyTorch module computes, as a list of operations that needs no PyTorch: by `torch.export`."""
 
+import importlib
 import inspect
 import operator
 import warnings
@@ -74,7 +75,7 @@ class TorchProgram(NamedTuple):
 
 def exported(module: Any, inputs: tuple[Any, ...]) -> Any:
     """The module in the mode that it is in, for any number of rows: without operations in place."""
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     rows = tuple({0: torch.export.Dim.DYNAMIC} for _ in inputs)
     with warnings.catch_warnings():
