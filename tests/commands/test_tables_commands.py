@@ -261,7 +261,7 @@ def test_baselines_of_classes_have_probabilities(name):
 class Slow:
     """An estimator whose steps take a while; `choosing` seconds go by before the first."""
 
-    likelihood, steps, n_iter_ = "heteroscedastic", 1000, 0
+    likelihood, steps, n_iter_ = None, 1000, 0
     hidden = encoding = prior_weight = None
 
     def __init__(self, per_step, choosing=0.0):
@@ -273,7 +273,7 @@ class Slow:
         return self
 
     def fit(self, frame, targets, callback):
-        end = time.monotonic() + (self.choosing if self.hidden is None else 0.0)
+        end = time.monotonic() + (self.choosing if self.prior_weight is None else 0.0)
         while time.monotonic() < end:
             time.sleep(0.01)
         self.shape_ = type("Shape", (), {"hidden": (8,), "encoding": 0, "likelihood": "mixture"})
@@ -315,8 +315,8 @@ def test_choosing_gets_half_of_the_time():
     notes = limits.fit_within(model, None, np.zeros(100), 1.0)
     assert time.monotonic() - began < 2.0
     assert model.fits == [1000]
-    assert (model.hidden, model.encoding, model.prior_weight) == ((50,), 0, 1.0)
-    assert "before models had been compared" in notes[0]
+    assert (model.hidden, model.encoding, model.prior_weight) == (None, 0, 1.0)
+    assert "before candidates had been compared" in notes[0]
 
 
 def test_the_last_attempt_is_cut_off_and_says_so(monkeypatch):

@@ -3,7 +3,7 @@
 The step size of a fit falls to 0 along a cosine, and a fit that is merely cut off is one at a high
 temperature, with intervals far too wide. So a limit makes a fit shorter instead: once it is clear that it
 would last too long, it begins again with as many steps as there is time for. Choosing a model gets half of
-the time; where that is too little, the simplest one is taken, and the user told.
+the time; where that is too little, nothing is chosen, and the user told.
 """
 
 import _thread
@@ -18,6 +18,7 @@ import numpy as np
 
 from measureflow.core.pytrees import dimension
 from measureflow.tables.recipe import steps_for
+from measureflow.tables.targets import likelihoods_for
 
 # The share of the time that is left which a shorter fit may plan with, and so many seconds are timed for
 # that.
@@ -25,8 +26,8 @@ _PLANNED, _TIMED = 0.8, 0.7
 # Fits are begun again so many times; the last one is cut off where it comes to that.
 _ATTEMPTS = 3
 _FEWEST_STEPS = 100
-#: What is fitted where there is no time to choose.
-PLAIN = {"hidden": (50,), "encoding": 0, "prior_weight": 1.0}
+#: What is given where there is no time to choose, beside the law that held-out rows would most often take.
+PLAIN = {"encoding": 0, "prior_weight": 1.0}
 
 
 class Pace:
@@ -64,13 +65,15 @@ def fit_within(estimator: Any, frame: Any, targets: Any, seconds: float | None) 
         pace = Pace(deadline, planned, cut=attempt == _ATTEMPTS - 1)
         if _fit(estimator, frame, targets, pace, 0.0 if attempt else seconds / 2):
             plain = {
-                name: value for name, value in _plain(classes).items() if getattr(estimator, name) is None
+                name: value
+                for name, value in _plain(None if classes else targets).items()
+                if getattr(estimator, name) is None
             }
             estimator.set_params(**plain)
             given = ", ".join(f"{name}={value}" for name, value in plain.items())
             notes.append(
-                f"half of --time {seconds:g} was over before models had been compared, so that the simplest "
-                f"one was taken ({given}); allow more time, or give these options."
+                f"half of --time {seconds:g} was over before candidates had been compared, so that nothing "
+                f"was chosen ({given}); allow more time, or give these options."
             )
             continue
         if pace.stopped_at is None:
@@ -154,8 +157,9 @@ def _alarm(seconds: float) -> Iterator[_Alarm]:
         signal.signal(signal.SIGINT, before)
 
 
-def _plain(classes: bool) -> dict[str, Any]:
-    return PLAIN | ({} if classes else {"likelihood": "heteroscedastic"})
+def _plain(targets: Any) -> dict[str, Any]:
+    """None for classes."""
+    return PLAIN | ({} if targets is None else {"likelihood": likelihoods_for(np.asarray(targets))[1]})
 
 
 def _chosen(estimator: Any) -> dict[str, Any]:
