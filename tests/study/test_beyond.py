@@ -85,7 +85,7 @@ def test_verdicts_are_paired_by_split():
     scores["yacht", "PrO"] = np.stack([level - 0.1 + [0.01, -0.01, 0.0], level])
     claim = predictively_oriented_uci._judged("better", scores, ("yacht",), "PrO")
     assert claim.holds
-    assert claim.measured == "1 wins, 0 losses on 1 sets"
+    assert claim.measured == "1 wins, 0 losses of 1"
     swapped = {("yacht", "DLE"): scores["yacht", "PrO"], ("yacht", "PrO"): scores["yacht", "DLE"]}
     assert not predictively_oriented_uci._judged("better", swapped, ("yacht",), "PrO").holds
 

@@ -1,8 +1,10 @@
 """Losses of networks: means over the rows of a batch."""
 
+import abc
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Float, Key, PyTree, Shaped
@@ -19,7 +21,27 @@ from measureflow.networks.validation import require_likelihood, require_network
 from measureflow.statement.training import AbstractTrainedLoss
 
 
-class NegativeLogLikelihood(AbstractTrainedLoss):
+class _LossOfNetwork(AbstractTrainedLoss):
+    """What losses of outputs share: training by the network's own statistics."""
+
+    network: eqx.AbstractVar[Network]
+
+    def statistics(self) -> PyTree | None:
+        return _statistics(self.network)
+
+    def trained(
+        self, theta: Parameters, statistics: PyTree, batch: PyTree, key: Key[Array, ""]
+    ) -> tuple[Float[Array, ""], PyTree]:
+        inputs, targets, weights = _unpacked(batch)
+        outputs, after = _training(self.network)(theta, statistics, inputs, key)
+        return self._of(outputs, targets, weights), after
+
+    @abc.abstractmethod
+    def _of(self, outputs: Array, targets: Array, weights: Array | None) -> Float[Array, ""]:
+        """The mean loss of outputs."""
+
+
+class NegativeLogLikelihood(_LossOfNetwork):
     """ℓ(θ, batch) = (1/n) Σᵢ −wᵢ log p(yᵢ | f_θ(xᵢ)) over the n rows of a batch.
 
     A batch is (inputs, targets) or (inputs, targets, weights), weights 1 where there are none. The sum is
@@ -49,15 +71,8 @@ class NegativeLogLikelihood(AbstractTrainedLoss):
     def __call__(self, theta: Parameters, batch: PyTree) -> Float[Array, ""]:
         return weighted_mean(jnp.negative(self.log_likelihood(theta, batch)), self.case_weights(batch))
 
-    def statistics(self) -> PyTree | None:
-        return _statistics(self.network)
-
-    def trained(
-        self, theta: Parameters, statistics: PyTree, batch: PyTree, key: Key[Array, ""]
-    ) -> tuple[Float[Array, ""], PyTree]:
-        inputs, targets, weights = _unpacked(batch)
-        outputs, after = _training(self.network)(theta, statistics, inputs, key)
-        return weighted_mean(jnp.negative(_log_densities(*self._laws(outputs, targets))), weights), after
+    def _of(self, outputs: Array, targets: Array, weights: Array | None) -> Float[Array, ""]:
+        return weighted_mean(jnp.negative(_log_densities(*self._laws(outputs, targets))), weights)
 
     def log_likelihood(self, theta: Parameters, batch: PyTree) -> Float[Array, " rows"]:
         """log p(yᵢ | f_θ(xᵢ)) of every row."""
@@ -85,7 +100,7 @@ class NegativeLogLikelihood(AbstractTrainedLoss):
         return distribution, _as_values(distribution, targets, outputs)
 
 
-class MeanSquaredError(AbstractTrainedLoss):
+class MeanSquaredError(_LossOfNetwork):
     """ℓ(θ, batch) = (1/n) Σᵢ wᵢ ‖f_θ(xᵢ) − yᵢ‖² over the n rows of a batch, batches as in
     `NegativeLogLikelihood`. Targets have the shape of the outputs, or (rows,) for one output.
 
@@ -107,18 +122,7 @@ class MeanSquaredError(AbstractTrainedLoss):
         inputs, targets, weights = _unpacked(batch)
         return self._of(self.network.apply(theta, inputs), targets, weights)
 
-    def statistics(self) -> PyTree | None:
-        return _statistics(self.network)
-
-    def trained(
-        self, theta: Parameters, statistics: PyTree, batch: PyTree, key: Key[Array, ""]
-    ) -> tuple[Float[Array, ""], PyTree]:
-        inputs, targets, weights = _unpacked(batch)
-        outputs, after = _training(self.network)(theta, statistics, inputs, key)
-        return self._of(outputs, targets, weights), after
-
-    @staticmethod
-    def _of(outputs: Array, targets: Array, weights: Array | None) -> Float[Array, ""]:
+    def _of(self, outputs: Array, targets: Array, weights: Array | None) -> Float[Array, ""]:
         if targets.ndim == 1 and outputs.shape[1] == 1:
             targets = targets[:, None]
         if targets.shape != outputs.shape:

@@ -68,19 +68,27 @@ class PiecewiseLinear(eqx.Module):
 
     def __call__(self, inputs: np.ndarray) -> np.ndarray:
         """Rows (rows, columns) as (rows, width)."""
-        cut = zip(inputs.T[self.binned], self.edges[self.binned], strict=True)
-        bins = [self._encoded(column, edges) for column, edges in cut]
-        return np.concatenate([inputs, *bins], axis=1).astype(np.float32)
+        return self.of(inputs, np).astype(np.float32)
 
-    def _encoded(self, column: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    def of(self, inputs: Any, numpy: Any) -> Any:
+        """The same by another library's `numpy`, such as JAX's, for programs."""
+        cut = np.flatnonzero(self.binned)
+        edges = self.edges[cut]
         widths = np.diff(edges)
-        positions = (column[:, None] - edges[None, :-1]) / np.where(widths > 0, widths, 1.0)[None]
-        lowest, highest = np.zeros(len(widths)), np.ones(len(widths))
-        wide = np.flatnonzero(widths > 0)
-        if len(wide):
-            lowest[wide[0]], highest[wide[-1]] = -_FARTHEST, 1 + _FARTHEST
-        encoded = 2 * np.clip(positions, lowest[None], highest[None]) - 1
-        return np.where(widths[None] > 0, encoded, 0.0)
+        wide = widths > 0
+        lowest, highest = (numpy.asarray(end)[None] for end in _ends(wide))
+        positions = (inputs[:, cut, None] - edges[None, :, :-1]) / np.where(wide, widths, np.float32(1))[None]
+        bins = numpy.where(wide[None], 2 * numpy.clip(positions, lowest, highest) - 1, np.float32(0))
+        return numpy.concatenate([inputs, bins.reshape(inputs.shape[0], self.bins * len(cut))], axis=1)
+
+
+def _ends(wide: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Between which positions a bin goes: 0 and 1, and beyond them for a column's outermost ones."""
+    lowest, highest = np.zeros(wide.shape), np.ones(wide.shape)
+    for column in np.flatnonzero(wide.any(axis=1)):
+        first, last = np.flatnonzero(wide[column])[[0, -1]]
+        lowest[column, first], highest[column, last] = -_FARTHEST, 1 + _FARTHEST
+    return lowest, highest
 
 
 def encoded(encoding: PiecewiseLinear | None, inputs: np.ndarray) -> Any:

@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export as jax_export
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from measureflow.prediction.logarithmic import LogMixture
 from measureflow.prediction.predictive import Predictive
 from measureflow.saving.container import PathLike
-from measureflow.tables.encoding import PiecewiseLinear
 from measureflow.tables.inputs import require_fitted
 
 # What a folder holds.
@@ -97,7 +96,7 @@ def _program(estimator: Any) -> bytes:
     encoding = estimator.encoding_
 
     def predict(inputs: Array, p: Array, c: Array) -> tuple[Array, ...]:
-        seen = inputs if encoding is None else _encoded(encoding, inputs)
+        seen = inputs if encoding is None else encoding.of(inputs, jnp)
         return outputs(predictive, seen, p, c)
 
     exported = jax_export.export(jax.jit(predict), platforms=("cpu", "cuda"))(*shapes)
@@ -118,22 +117,6 @@ def _laws(predictive: Predictive, inputs: Array, p: Array, c: Array) -> tuple[Ar
 def _probabilities(predictive: Predictive, inputs: Array, p: Array, c: Array) -> tuple[Array, ...]:
     # Levels of quantiles are not used, and stay arguments, so that all exports are called alike.
     return (predictive(inputs).probs + 0 * (jnp.sum(p) + jnp.sum(c)),)
-
-
-def _encoded(encoding: PiecewiseLinear, inputs: Float[Array, "rows columns"]) -> Array:
-    """`PiecewiseLinear` of arrays of JAX."""
-    edges = encoding.edges
-    widths = np.diff(edges)
-    flat = widths > 0
-    lowest, highest = np.zeros_like(widths), np.ones_like(widths)
-    for place, wide in enumerate(flat):
-        if wide.any():
-            first, last = np.flatnonzero(wide)[[0, -1]]
-            lowest[place, first], highest[place, last] = -2.0, 3.0
-    positions = (inputs[:, :, None] - edges[None, :, :-1]) / np.where(flat, widths, 1.0)[None]
-    binned = jnp.where(flat[None], 2 * jnp.clip(positions, lowest[None], highest[None]) - 1, 0.0)
-    cut = np.flatnonzero(encoding.binned)
-    return jnp.concatenate([inputs, *(binned[:, place] for place in cut)], axis=1)
 
 
 def _about(estimator: Any, missing: Sequence[str]) -> dict[str, Any]:

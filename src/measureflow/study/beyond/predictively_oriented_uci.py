@@ -107,16 +107,23 @@ def _claims(scores: dict[Any, np.ndarray], names: tuple[str, ...]) -> list[Claim
 
 def _judged(claim: str, scores: dict[Any, np.ndarray], names: tuple[str, ...], method: str) -> Claim:
     differences = {name: paired(scores, (name, method), (name, "DLE")) for name in names}
+    return more_wins(claim, f"{method} − DLE", differences)
+
+
+def more_wins(claim: str, what: str, differences: dict[str, tuple[float, float]]) -> Claim:
+    """Whether differences (mean, standard error) are below 0 more often than above it, each by more than one
+    standard error."""
     wins = sum(mean < -error for mean, error in differences.values())
     losses = sum(mean > error for mean, error in differences.values())
+    shown = ", ".join(f"{name} {mean:+.3f} ± {error:.3f}" for name, (mean, error) in differences.items())
     return Claim(
         claim,
         "paper",
         "more clear wins than losses",
-        f"{wins} wins, {losses} losses on {len(names)} sets",
+        f"{wins} wins, {losses} losses of {len(differences)}",
         "a paired difference of NLL of more than one standard error",
         wins > losses,
-        ", ".join(f"{name} {mean:+.3f} ± {error:.3f}" for name, (mean, error) in differences.items()) + ".",
+        f"{what}: {shown}.",
     )
 
 

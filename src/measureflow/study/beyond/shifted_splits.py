@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from measureflow.prediction.colours import COLOURS
-from measureflow.study.beyond.predictively_oriented_uci import SETTINGS, paired, scores_of_splits
+from measureflow.study.beyond.predictively_oriented_uci import SETTINGS, more_wins, paired, scores_of_splits
 from measureflow.study.datasets import load_uci
 from measureflow.study.paper.claims import Claim, Reproduction
 from measureflow.study.tables.tasks import SHIFTED, Split, shifted_splits
@@ -74,19 +74,7 @@ def _judged(
         for kind in kinds
         for name in names
     }
-    wins = sum(mean < -error for mean, error in differences.values())
-    losses = sum(mean > error for mean, error in differences.values())
-    return Claim(
-        claim,
-        "paper",
-        "more clear wins than losses",
-        f"{wins} wins, {losses} losses of {len(differences)}",
-        "a paired difference of NLL of more than one standard error",
-        wins > losses,
-        f"{first} − {second}: "
-        + ", ".join(f"{name} {mean:+.2f} ± {error:.2f}" for name, (mean, error) in differences.items())
-        + ".",
-    )
+    return more_wins(claim, f"{first} − {second}", differences)
 
 
 def _rows(scores: dict[Any, np.ndarray], names: tuple[str, ...]) -> list[dict[str, Any]]:
