@@ -8,7 +8,7 @@ from jaxtyping import install_import_hook
 # Not the estimators themselves: scikit-learn wants a constructor that takes anything.
 with install_import_hook("measureflow", "beartype.beartype"):
     from measureflow.prediction import predictive
-    from measureflow.tables import training, trials
+    from measureflow.tables import side_by_side, training, trials
 
 _EFFORT = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -20,8 +20,10 @@ def _with_little_effort(program):
 @pytest.fixture(autouse=True, scope="module")
 def quickly_compiled():
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_start", "_advance", "_members", "_observe", "_log_densities"):
+        for name in ("_observe", "_log_densities"):
             patch.setattr(trials, name, _with_little_effort(getattr(trials, name)))
+        for name in ("_alone", "_together"):
+            patch.setattr(side_by_side, name, _with_little_effort(getattr(side_by_side, name)))
         for name in ("_compiled_outputs", "_compiled_map"):
             patch.setattr(predictive, name, _with_little_effort(getattr(predictive, name)))
         yield training

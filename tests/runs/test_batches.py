@@ -83,6 +83,22 @@ def test_an_epoch_shows_every_case_once_and_the_next_in_another_order():
     assert len(set(np.concatenate(seen).tolist())) == 23  # what is left out is not always the same
 
 
+def test_rows_that_fill_a_table_up_are_in_no_batch():
+    """Of 32 rows the first 23 are cases, a number that the program learns when it runs."""
+    at = jax.jit(lambda cases, step: Shuffled(jnp.arange(32), 5, cases).at(step, jax.random.key(3)))
+    exact = Shuffled(jnp.arange(23), 5)
+    for step in range(12):
+        found = at(jnp.asarray(23), jnp.asarray(step))
+        assert np.array_equal(found, exact.at(jnp.asarray(step), jax.random.key(3)))
+    mutant = np.concatenate(
+        [Shuffled(jnp.arange(32), 5).at(jnp.asarray(b), jax.random.key(3)) for b in range(6)]
+    )
+    assert mutant.max() >= 23
+    few = np.asarray(at(jnp.asarray(3), jnp.asarray(0)))
+    assert np.array_equal(np.unique(few), np.arange(3)), "all of them, some twice"
+    assert len(few) == 5
+
+
 # --- made on the host, while the device computes
 
 

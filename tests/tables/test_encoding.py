@@ -124,10 +124,11 @@ def test_what_is_given_is_not_chosen():
 
 def test_networks_go_by_rows():
     laws = ("heteroscedastic", "mixture")
-    found = {rows: default_shapes(rows, 8, laws)[0] for rows in (49, 50, 299, 300, 4_999, 5_000)}
+    found = {rows: default_shapes(rows, 8, laws)[0] for rows in (49, 50, 299, 300, 999, 1_000, 4_999, 5_000)}
     assert found[49] == Shape((50,), 0, "heteroscedastic"), "too few to choose by"
-    assert found[50] == found[299] == Shape((16,) * 4, 16, "mixture")
-    assert found[300] == found[4_999] == Shape((32,) * 3, 16, "mixture")
+    assert found[50] == found[299] == Shape((16,) * 4, 8, "mixture")
+    assert found[300] == found[999] == Shape((32,) * 3, 8, "mixture")
+    assert found[1_000] == found[4_999] == Shape((32,) * 3, 16, "mixture")
     assert found[5_000] == Shape((64,) * 3, 16, "mixture")
     assert default_shapes(1_000, 8, (None,)) == (Shape((32,) * 3, 16),), "classes"
     assert default_shapes(10**6, 1_000, laws)[0].encoding == 0, "bins would not fit into memory"

@@ -697,13 +697,29 @@ class Counted:
     """How many steps are taken, in all compiled calls together."""
 
     def __init__(self, monkeypatch):
-        self.steps, program = 0, trials._advance
+        self.steps, advance = 0, trials.Trials.advance
 
-        def counting(*arguments):
-            self.steps += int(arguments[-1])
-            return program(*arguments)
+        def counting(run, *arguments):
+            before = run.step
+            advance(run, *arguments)
+            self.steps += run.step - before
 
-        monkeypatch.setattr(trials, "_advance", counting)
+        monkeypatch.setattr(trials.Trials, "advance", counting)
+
+
+def test_tables_of_about_as_many_rows_share_their_programs(monkeypatch):
+    traced, advance = [], trials.Plan.advance
+
+    def counting(*arguments):
+        traced.append(1)
+        return advance(*arguments)
+
+    monkeypatch.setattr(trials.Plan, "advance", counting)
+    for rows in (39, 40, 38):
+        shell(steps=20, batch_size=10).fit(X[:rows], Y[:rows])
+    assert len(traced) == 1
+    shell(steps=20, batch_size=10).fit(X[:30], Y[:30])
+    assert len(traced) == 2
 
 
 def test_early_stopping(monkeypatch):

@@ -40,9 +40,10 @@ from measureflow.tables.encoding import PiecewiseLinear
 from measureflow.tables.members import columns_of, parts_given
 from measureflow.tables.methods import METHODS, SCORED_TOGETHER, WITH_ENTROPY, WITHOUT_ENTROPY, Candidate
 from measureflow.tables.models import Model, Shape
-from measureflow.tables.recipe import Recipe, batch_size_for, steps_for
+from measureflow.tables.recipe import Recipe, batch_size_for, steps_for, trial_steps_for
+from measureflow.tables.side_by_side import side_by_side
 from measureflow.tables.stopping import PATIENCE, Best
-from measureflow.tables.table import Table, stacked
+from measureflow.tables.table import Table, few_sizes, stacked
 from measureflow.tables.training import Trainer
 from measureflow.tables.trials import Plan
 from measureflow.tables.views import Views
@@ -367,14 +368,56 @@ def test_some_rows_stand_for_their_own_cases():
 def test_padding_leaves_weighted_means_as_they_were():
     rng = np.random.default_rng(0)
     tables = [a_table(rows, seed=rows, weights=rng.integers(1, 5, rows)) for rows in (7, 4, 1)]
-    inputs, targets, weights = stacked(tables)
-    assert inputs.shape == (3, 7, 2)
-    assert targets.shape == weights.shape == (3, 7)
+    inputs, targets, weights = stacked(tables, 8)
+    assert inputs.shape == (3, 8, 2)
+    assert targets.shape == weights.shape == (3, 8)
     for i, table in enumerate(tables):
         values = np.sin(3 * np.asarray(targets[i], np.float64)) + np.asarray(inputs[i, :, 0], np.float64)
         own = np.sin(3 * table.targets.astype(np.float64)) + table.inputs[:, 0]
-        assert_close(np.mean(weights[i] * values), np.average(own, weights=table.weights), 1e-6)
+        assert_close(np.average(values, weights=weights[i]), np.average(own, weights=table.weights), 1e-6)
+        assert_close(np.sum(weights[i]), len(table.weights), 1e-6)
         assert np.all(np.isfinite(np.asarray(inputs[i]))), "also rows that do not count are numbers"
+
+
+def test_tables_have_few_sizes():
+    rows = np.arange(1, 40_000)
+    sizes = np.array([few_sizes(int(n)) for n in rows])
+    assert np.all(sizes >= rows)
+    assert np.max(sizes / rows) <= 1.125
+    assert len(set(sizes)) < 130
+    assert few_sizes(350) == few_sizes(352) == 352
+
+
+def test_trials_of_deep_networks_are_short():
+    assert trial_steps_for(4_000, simple=True) == 4_000
+    assert trial_steps_for(4_000, simple=False) == 1_200
+    assert trial_steps_for(60_000, simple=True) == 20_000
+
+
+def test_little_noise_is_trained_on_for_longer():
+    warm, cold = Trial(0, Candidate(1.0)), Trial(0, Candidate(0.03, 0.25))
+    noisy = Choice((warm, cold), scores={warm: 0.2, cold: -1.0})
+    assert noisy.longer(2.0) == noisy
+    clear = Choice((warm, cold), scores={warm: 0.3, cold: -1.0})
+    assert [part.candidate.steps for part in clear.longer(2.0).parts] == [2.0, 0.5]
+    assert clear.longer(2.0).scores == clear.scores
+    assert clear.longer(1.0) == clear
+
+
+def test_calls_of_their_own_are_what_one_call_is():
+    """Every ensemble (table, trial) with its table, keys among the arguments."""
+
+    def method(state, chosen_key, table, factor):
+        return {"moved": state + factor * table.sum() + jax.random.normal(chosen_key)}
+
+    states = jnp.arange(12.0).reshape(2, 3, 2)
+    keys = jax.random.split(jax.random.key(0), (2, 3))
+    arguments = method, (states, keys), (jnp.asarray([[1.0, 2.0], [5.0, 7.0]]),), (jnp.asarray(10.0),)
+    apart, together = (side_by_side(*arguments, at_once=at_once) for at_once in (False, True))
+    assert_close(apart["moved"], together["moved"], 1e-6)
+    noise = jax.vmap(jax.vmap(jax.random.normal))(keys)[..., None]
+    expected = states + noise + jnp.asarray([30.0, 120.0])[:, None, None]
+    assert_close(apart["moved"], expected, 1e-6)
 
 
 # The problems
@@ -456,7 +499,7 @@ def trained(tables, method, key_, **settings):
 
 def trainer(network, recipe, tables, steps):
     loss = NegativeLogLikelihood(network, unit_normal)
-    model = Model(Shape((), 0), loss, network.prior(), steps)
+    model = Model(Shape((), 0), loss, network.prior(), steps, steps)
     return Trainer([(model,)] * tables, recipe)
 
 

@@ -8,19 +8,21 @@ from jaxtyping import Array, Int, Key, UInt32
 _ROUNDS = 32
 
 
-def permuted(positions: Int[Array, " b"], n: int, key: Key[Array, ""]) -> Int[Array, " b"]:
+def permuted(positions: Int[Array, " b"], n: int | Int[Array, ""], key: Key[Array, ""]) -> Int[Array, " b"]:
     """Where a random permutation of 0, …, n − 1 sends some positions, without the other n − b.
 
     Swap-or-not (Hoang, Morris and Rogaway, 2012): in every round each x has the partner pivot − x mod n, and
     a hash of the pair decides whether the two change places. A table of the permutation would need sorting
     once an epoch, in a branch of the loop, at which a GPU waits for its host.
     """
-    if n == 1:
+    if isinstance(n, int) and n == 1:
+        # XLA cannot compile a remainder by a constant 1.
         return positions
+    n = jnp.asarray(n).astype(jnp.uint32)
     pivots, salts = jax.random.bits(key, (2, _ROUNDS), jnp.uint32)
-    x, pivots = positions.astype(jnp.uint32), pivots % jnp.uint32(n)
+    x, pivots = positions.astype(jnp.uint32), pivots % n
     for pivot, salt in zip(pivots, salts, strict=True):
-        partner = pivot - x + jnp.where(x > pivot, jnp.uint32(n), jnp.uint32(0))
+        partner = pivot - x + jnp.where(x > pivot, n, jnp.uint32(0))
         swap = _hash(jnp.maximum(x, partner) ^ salt) & 1
         x = jnp.where(swap == 1, partner, x)
     return x.astype(positions.dtype)

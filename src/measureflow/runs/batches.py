@@ -47,19 +47,23 @@ class Whole(AbstractBatches):
 
 
 class Shuffled(AbstractBatches):
-    """A fresh permutation each epoch, cut into batches on the device; the remainder is dropped."""
+    """A fresh permutation each epoch, cut into batches on the device; the remainder is dropped. Where there
+    are fewer cases than a batch has, some are in it twice."""
 
     data: PyTree
     batch_size: int = eqx.field(static=True)
+    #: The first so many rows, which may be traced; None is all.
+    cases: Int[Array, ""] | None = None
 
     def at(self, step: Int[Array, ""], key: Key[Array, ""]) -> PyTree:
-        rows = shuffled_rows(step, key, self._cases(), self.batch_size)
+        cases = self._all() if self.cases is None else self.cases
+        rows = shuffled_rows(step, key, cases, self.batch_size)
         return jax.tree.map(lambda leaf: leaf[rows], self.data)
 
     def sampled_share(self) -> float:
-        return self.batch_size / self._cases()
+        return self.batch_size / self._all()
 
-    def _cases(self) -> int:
+    def _all(self) -> int:
         return jax.tree.leaves(self.data)[0].shape[0]
 
 
@@ -78,11 +82,12 @@ class Stacked(AbstractBatches):
 
 
 def shuffled_rows(
-    step: Int[Array, ""], key: Key[Array, ""], cases: int, batch_size: int
+    step: Int[Array, ""], key: Key[Array, ""], cases: int | Int[Array, ""], batch_size: int
 ) -> Int[Array, " {batch_size}"]:
     """Which of the cases are the batch of this step: a fresh permutation each epoch, cut."""
-    epoch, batch = jnp.divmod(step, cases // batch_size)
-    positions = batch * batch_size + jnp.arange(batch_size, dtype=step.dtype)
+    cases = jnp.asarray(cases, step.dtype)
+    epoch, batch = jnp.divmod(step, jnp.maximum(cases // batch_size, 1))
+    positions = (batch * batch_size + jnp.arange(batch_size, dtype=step.dtype)) % cases
     return permuted(positions, cases, jax.random.fold_in(key, epoch))
 
 

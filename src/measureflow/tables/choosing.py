@@ -35,6 +35,9 @@ _WARM = 0.3
 _MOST_PARTS, _FEWEST_NETWORKS, _MOST_SHARING = 4, 4, 8
 # Spreads, by their places, at which ways to share an ensemble are compared: none, and some factors.
 _COMMON = np.array([0, *range(1, 1 + len(FACTORS), 3)])
+# Where the mean log density of held-out rows is higher than this, for targets of variance 1, they have little
+# noise, and there is more to learn.
+_LITTLE_NOISE = 0.25
 # The spread is shrunk towards none as if there were so many rows more, for which none is right.
 _BELIEVED = 50
 
@@ -67,6 +70,16 @@ class Choice(NamedTuple):
     def model(self) -> int:
         """The number of the model."""
         return self.parts[0].model
+
+    def longer(self, longest: float) -> "Choice":
+        """With so many times the steps, where targets have little noise."""
+        if max(self.scores[part] for part in self.parts) <= _LITTLE_NOISE:
+            return self
+
+        def stretched(part: Trial) -> Trial:
+            return part._replace(candidate=part.candidate._replace(steps=longest * part.candidate.steps))
+
+        return self._replace(parts=tuple(stretched(part) for part in self.parts))
 
 
 class Fold(NamedTuple):

@@ -42,7 +42,8 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         32, or three of 64 from 5,000 on; one of 50 where rows are too few to hold some out, below 50.
     encoding : int, optional
         Into how many piecewise-linear bins a column of numbers is cut, for networks to see in its place; 0 is
-        none. None lets held-out rows choose which networks see 16 bins, and which the columns.
+        none. None lets held-out rows choose which networks see bins (8, or 16 from 1,000 rows
+        on), and which the columns.
     activation : str
         Several may be joined with +: each gets its share of the hidden units.
     class_weight : dict or "balanced", optional

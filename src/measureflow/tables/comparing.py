@@ -26,8 +26,8 @@ from measureflow.tables.recipe import Recipe
 from measureflow.tables.table import Table
 from measureflow.tables.trials import Plan, Trials, multiple_of_devices
 
-# Trials take no more steps than these, and particles: enough to tell them apart.
-MOST_STEPS, FEWEST_PARTICLES, MOST_PARTICLES = 20_000, 4, 6
+# Trials have no more particles than these: enough to tell them apart.
+FEWEST_PARTICLES, MOST_PARTICLES = 4, 6
 
 
 #: Takes trials to a step, with a name for progress; gives the name of a signal that ended it before.
@@ -58,7 +58,7 @@ def chosen_on_folds(
         choices.append(combined(densities, held_out_weights(folds, table), parts))
     for number in sorted({choice.model for choice in choices}):
         choices = compared[number].with_spreads(choices)
-    return choices
+    return [choice.longer(models[0][choice.model].longest) for choice in choices]
 
 
 def held_out_weights(folds: Sequence[Fold], table: int) -> Float[np.ndarray, " rows"]:
@@ -85,8 +85,10 @@ class OnFolds:
         rows = max(len(table.weights) for table in trained)
         plan = Plan.of(shared.loss, shared.prior, shared.views, recipe, rows)
         # Of all tables the most, side by side.
-        steps = min(max(model.steps for model in models), MOST_STEPS)
-        self.trials = Trials(plan, trained, [tried] * len(folds), steps, key)
+        steps = max(model.trial_steps for model in models)
+        # As many as final training will have, which then shares the program.
+        whole = max(len(fold.trained.weights) + len(fold.held_out.weights) for fold in folds)
+        self.trials = Trials(plan, trained, [tried] * len(folds), steps, key, rows=whole)
         what = "how to train" if alone else f"between laws: {shared.shape.name}"
         signal = drive(self.trials, steps, f"choosing {what}")
         if signal is not None:
@@ -136,11 +138,12 @@ class OnFolds:
         ]
 
 
-def _joined(members: Any, places: np.ndarray) -> Any:
+@jax.jit
+def _joined(members: Any, places: Array) -> Any:
     """(table, trial, particle, ...) as (table, 1, particle, ...): those of some trials as one ensemble."""
 
     def one(leaf: Array) -> Array:
-        chosen = leaf[np.arange(len(places))[:, None], places]
+        chosen = leaf[jnp.arange(len(places))[:, None], places]
         return chosen.reshape(len(places), 1, -1, *leaf.shape[3:])
 
     return jax.tree.map(one, members)

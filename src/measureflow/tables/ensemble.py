@@ -37,7 +37,7 @@ from measureflow.tables.members import members_of, most_frequent, parts_given, s
 from measureflow.tables.methods import Method, method_of
 from measureflow.tables.models import Model, Shape, given, require_encoding, require_hidden
 from measureflow.tables.reading import is_frame
-from measureflow.tables.recipe import Recipe, batch_size_for, steps_for
+from measureflow.tables.recipe import LONGEST, Recipe, batch_size_for, steps_for, trial_steps_for
 from measureflow.tables.scaling import standardised
 from measureflow.tables.settings import check_settings, require_resumable, require_unchanged
 from measureflow.tables.table import Table, rows_of
@@ -277,7 +277,11 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         """How each part of the ensemble is trained, where that is not to be chosen: by the fit that a warm
         start goes on from, or by `members`."""
         members = self.members_ if self._goes_on() else self.members
-        return None if members is None else [Choice(parts_given(members, self.prior_weight))]
+        return (
+            None
+            if members is None
+            else [Choice(parts_given(members, self.prior_weight, longest=self.steps is None))]
+        )
 
     def _model(
         self,
@@ -288,14 +292,17 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         rows: int,
     ) -> Model:
         prior = network.prior()
-        simple = shape.encoding == 0 and len(shape.hidden) <= 1
-        steps = self.steps or steps_for(
-            rows, dimension(prior.mean), classes=is_classifier(self), simple=simple
+        classes, simple = is_classifier(self), shape.simple
+        steps = self.steps or steps_for(rows, dimension(prior.mean), classes=classes, simple=simple)
+        lengths = (
+            steps,
+            trial_steps_for(steps, simple=simple),
+            1.0 if self.steps or classes or simple else LONGEST,
         )
         loss = NegativeLogLikelihood(network, likelihood)
         # Bins that were asked for are seen.
         binned = (False,) if encoding is None else (True,) if self.encoding else (False, True)
-        return Model(shape, loss, prior, steps, self._spreads(network, likelihood), encoding, binned)
+        return Model(shape, loss, prior, *lengths, self._spreads(network, likelihood), encoding, binned)
 
     def _recipe(self, rows: int) -> Recipe:
         return Recipe(

@@ -8,6 +8,7 @@ import numpy as np
 
 from measureflow.tables.choosing import Choice, Trial
 from measureflow.tables.methods import Candidate
+from measureflow.tables.recipe import LONGEST
 
 #: The columns: one number for each network.
 COLUMNS = ("prior_weight", "share_of_steps", "binned")
@@ -41,11 +42,15 @@ def scores_of(choice: Choice, names: list[str]) -> dict[str, np.ndarray]:
     }
 
 
-def parts_given(members: Mapping[str, np.ndarray], prior_weight: float | None = None) -> tuple[Trial, ...]:
+def parts_given(
+    members: Mapping[str, np.ndarray], prior_weight: float | None = None, *, longest: bool = True
+) -> tuple[Trial, ...]:
     """The equal parts of an ensemble whose networks are trained alike: the fewest that there are. A prior
-    weight that is given is that of all."""
+    weight that is given is that of all; without `longest`, none takes more than all steps."""
     if prior_weight is not None:
         members = {**members, "prior_weight": np.full(len(members["binned"]), float(prior_weight))}
+    if not longest:
+        members = {**members, "share_of_steps": np.minimum(members["share_of_steps"], 1.0)}
     rows = list(zip(*(members[name].tolist() for name in COLUMNS), strict=True))
     number = next(n for n in range(1, len(rows) + 1) if len(rows) % n == 0 and _alike(rows, len(rows) // n))
     chosen = rows[:: len(rows) // number]
@@ -65,7 +70,9 @@ def require_members(members: Any, particles: int, name: str = "members") -> None
     sound = sound and all(_are_numbers(column, particles) for column in members.values())
     if sound:
         weights, steps, binned = (members[column] for column in COLUMNS)
-        sound = np.all(weights > 0) and np.all((steps > 0) & (steps <= 1)) and np.isin(binned, (0, 1)).all()
+        sound = (
+            np.all(weights > 0) and np.all((steps > 0) & (steps <= LONGEST)) and np.isin(binned, (0, 1)).all()
+        )
     if not sound:
         raise ValueError(
             f"{name} must hold {particles} numbers for each of {', '.join(COLUMNS)}, as members_ of a fit "

@@ -15,9 +15,11 @@ from measureflow.tables.encoding import PiecewiseLinear
 from measureflow.tables.table import Table
 from measureflow.tables.views import Views
 
-# Bins for a column of numbers, and how many numbers a table may have with them: one gigabyte, which is in
-# memory a few times while folds are trained.
-_BINS, _MOST_NUMBERS = 16, 250_000_000
+# Bins for a column of numbers, in tables of fewer rows and of more.
+_BINS, _MORE_ROWS, _MORE_BINS = 8, 1_000, 16
+# How many numbers a table may have with them: one gigabyte, which is in memory a few times while folds are
+# trained.
+_MOST_NUMBERS = 250_000_000
 
 
 @saved
@@ -39,6 +41,11 @@ class Shape(NamedTuple):
     likelihood: Any = None
 
     @property
+    def simple(self) -> bool:
+        """Whether it has one hidden layer at most, and no bins: the setting of the UCI benchmarks."""
+        return self.encoding == 0 and len(self.hidden) <= 1
+
+    @property
     def name(self) -> str:
         """For people: "16, 16 units, 16 bins, mixture"."""
         parts = [f"{', '.join(map(str, self.hidden))} units" if self.hidden else "no hidden layer"]
@@ -56,7 +63,8 @@ def default_shapes(rows: int, columns: int, likelihoods: tuple[Any, ...]) -> tup
     if rows < FEWEST_TO_CHOOSE:
         return (Shape((50,), 0, likelihoods[0]),)
     hidden = (16,) * 4 if rows < FEW else (32,) * 3 if rows < MANY else (64,) * 3
-    bins = _BINS if rows * columns * _BINS <= _MOST_NUMBERS else 0
+    bins = _BINS if rows < _MORE_ROWS else _MORE_BINS
+    bins = bins if rows * columns * bins <= _MOST_NUMBERS else 0
     return tuple(Shape(hidden, bins, law) for law in likelihoods[1:] or likelihoods)
 
 
@@ -84,8 +92,10 @@ class Model(NamedTuple):
         What it was made of.
     loss, prior
         ℓ(θ, batch), which holds network and likelihood, and P.
-    steps
-        How long its ensembles are trained.
+    steps, trial_steps
+        How long its ensembles are trained, and how long trials of it.
+    longest
+        By how much longer its ensembles are trained where targets have little noise.
     spreads
         The factors and powers that the spread of its predictive law may have.
     encoding
@@ -105,6 +115,8 @@ class Model(NamedTuple):
     loss: NegativeLogLikelihood
     prior: Gaussian
     steps: int
+    trial_steps: int
+    longest: float = 1.0
     spreads: np.ndarray = NO_SPREADS
     encoding: PiecewiseLinear | None = None
     binned: tuple[bool, ...] = (False,)

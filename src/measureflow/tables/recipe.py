@@ -1,6 +1,7 @@
 """The setting that needs no tuning: how an ensemble is trained, and what goes by the size of its table."""
 
 import dataclasses
+import math
 
 from jax.sharding import Mesh
 
@@ -9,6 +10,11 @@ from measureflow.tables.methods import METHODS, Candidate, Method
 
 # No run is shorter, unless it is asked to be.
 FEWEST_STEPS = 500
+# Of networks that are not simple: the share of all steps that a trial takes, and the number of all steps,
+# where targets have little noise.
+TRIAL_SHARE, LONGEST = 0.3, 2.0
+# A trial takes no more steps than these.
+_MOST_TRIAL_STEPS = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +47,12 @@ def steps_for(rows: int, parameters: int, *, classes: bool, simple: bool = True)
     steps = max(fewest, min(40 * rows, few), min(many, 60_000))
     share = 1.0 if simple or classes else 0.4
     return max(int(share * steps * min(1.0, 20_000 / parameters)), FEWEST_STEPS)
+
+
+def trial_steps_for(steps: int, *, simple: bool) -> int:
+    """Enough to tell trials apart: of an ensemble that will take so many steps, all, or 0.3 where it is not
+    `simple`."""
+    return min(steps if simple else math.ceil(TRIAL_SHARE * steps), _MOST_TRIAL_STEPS)
 
 
 def batch_size_for(rows: int) -> int:

@@ -71,7 +71,8 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         32, or three of 64 from 5,000 on; one of 50 where rows are too few to hold some out, below 50.
     encoding : int, optional
         Into how many piecewise-linear bins a column of numbers is cut, for networks to see in its place; 0 is
-        none. None lets held-out rows choose which networks see 16 bins, and which the columns.
+        none. None lets held-out rows choose which networks see bins (8, or 16 from 1,000 rows
+        on), and which the columns.
     activation : str
         Several may be joined with +: each gets its share of the hidden units.
     prior_weight : float, optional
@@ -82,7 +83,8 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         in proportion.
     steps : int, optional
         By default 40 a row up to 10,000, at least 4,000, then 20 a row up to 60,000; two fifths of that for
-        networks with bins or several layers, and fewer for those of more than 20,000 parameters.
+        networks with bins or several layers, twice these where targets have little noise, and fewer for
+        networks of more than 20,000 parameters.
     batch_size : int, optional
         50 rows, or 100 of 2,000 and more.
     step_size : float

@@ -37,17 +37,22 @@ class Table(NamedTuple):
         return self.rows(order[number:]), self.rows(order[:number])
 
 
-def stacked(tables: list[Table]) -> tuple[Array, Array, Array]:
-    """Tables as (table, row, ...). Shorter ones are filled up with rows of weight 0, and the other weights
-    grown so that a mean over rows stays what it was."""
-    rows = max(len(table.weights) for table in tables)
+def few_sizes(rows: int) -> int:
+    """The next of a few numbers, eight between one power of 2 and the next: tables of about as many rows then
+    share their programs."""
+    step = 2 ** max(rows.bit_length() - 4, 0)
+    return -(-rows // step) * step
+
+
+def stacked(tables: list[Table], rows: int) -> tuple[Array, Array, Array]:
+    """Tables as (table, row, ...), filled up to so many rows with rows of weight 0."""
 
     def filled(array: np.ndarray) -> np.ndarray:
         return np.concatenate([array, np.repeat(array[:1], rows - len(array), axis=0)])
 
     weights = np.zeros((len(tables), rows), np.float32)
     for row, table in zip(weights, tables, strict=True):
-        row[: len(table.weights)] = table.weights * rows / len(table.weights)
+        row[: len(table.weights)] = table.weights
     inputs = np.stack([filled(table.inputs) for table in tables])
     targets = np.stack([filled(table.targets) for table in tables])
     return jnp.asarray(inputs), jnp.asarray(targets), jnp.asarray(weights)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Int, Key
 
 from measureflow.core.pytrees import Particles
 from measureflow.flows.flow import finite_particles
@@ -84,7 +84,7 @@ class Trainer:
             return self._fit(tables, key, given, initial, validation, callbacks, None)
         settings = dataclasses.asdict(self.recipe) | {"method": self.recipe.method, "mesh": None}
         made_of = fingerprint(
-            models=[[(*model[:4], model.encoding) for model in of_table] for of_table in self.models],
+            models=[[(*model[:6], model.encoding) for model in of_table] for of_table in self.models],
             settings=settings,
             key=key,
             data=[tuple(table) for table in tables],
@@ -210,7 +210,7 @@ class Training(Trials):
 
     def members(self) -> Particles:
         """The particles (table, 1, particle, ...): all parts of a table are one ensemble."""
-        return jax.tree.map(lambda leaf: leaf.reshape(len(leaf), 1, -1, *leaf.shape[3:]), super().members())
+        return _as_one(super().members())
 
     def advance(self, budget: int, end: int) -> None:
         first, before = self.step, self.state
@@ -293,7 +293,14 @@ class Training(Trials):
         sys.stderr.write(f"measureflow: {folder}: {done}\n")
 
 
-def _of_table(members: Any, index: int) -> Any:
+@jax.jit
+def _as_one(members: Any) -> Any:
+    """(table, trial, particle, ...) as (table, 1, particle, ...)."""
+    return jax.tree.map(lambda leaf: leaf.reshape(len(leaf), 1, -1, *leaf.shape[3:]), members)
+
+
+@jax.jit
+def _of_table(members: Any, index: int | Int[Array, ""]) -> Any:
     """The ensemble of a table."""
     return jax.tree.map(lambda leaf: leaf[index, 0], members)
 

@@ -1,7 +1,8 @@
 """Ensembles trained side by side: every table with every one of its trials, as one compiled program."""
 
+import functools
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
@@ -19,7 +20,7 @@ from measureflow.flows.preconditioners import RMSPreconditioner
 from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.prediction.predictive import Predictive
 from measureflow.prediction.spread import spread_factors
-from measureflow.runs.batches import data_key, on_device
+from measureflow.runs.batches import Shuffled, Whole, data_key
 from measureflow.runs.driver import AbstractRun
 from measureflow.runs.loop import repeat
 from measureflow.runs.program import Layout
@@ -29,9 +30,12 @@ from measureflow.statement.problem import Problem
 from measureflow.tables.choosing import Trial
 from measureflow.tables.methods import Method, Setting
 from measureflow.tables.recipe import Recipe
-from measureflow.tables.table import Table, stacked
+from measureflow.tables.side_by_side import side_by_side
+from measureflow.tables.table import Table, few_sizes, stacked
 from measureflow.tables.views import Views
 
+#: Inputs, targets and weights.
+Rows: TypeAlias = tuple[Array, Array, Float[Array, " rows"]]
 # History looks at no more rows of a table than this: it is to cost next to nothing.
 _MOST_LOOKED_AT = 2_000
 
@@ -108,26 +112,32 @@ class Plan(eqx.Module):
     def advance(
         self,
         state: Any,
-        data: PyTree,
         numbers: Float[Array, "3"],
         key: Key[Array, ""],
+        data: Rows,
+        cases: Int[Array, ""],
         order_key: Key[Array, ""],
-        steps: Array,
+        step: Int[Array, ""],
+        steps: Int[Array, ""],
     ) -> tuple[Any, Bool[Array, ""]]:
-        """The state some steps later, and whether all of it is finite."""
+        """From a step, the state some steps later, and whether all of it is finite; `data` has so many
+        cases, and is filled up."""
+        # The step is the same for all: so is the batch, for all trials of a table.
+        state = eqx.tree_at(lambda s: s.step, state, step)
         problem, flow = self.parts(numbers, state)
-        batches = on_device(data, self.batch_size)
+        filled = self.batch_size is None
+        batches = Whole(_of_mean_1(data)) if filled else Shuffled(data, self.batch_size, cases)
         seen = None if self.views is None else self.views(numbers[2])
 
         # A function of its own: what XLA fuses, and so the last digit, does then not depend on whether the
         # number of steps is known when it compiles.
         @jax.jit
-        def step(state: Any) -> Any:
+        def one_step(state: Any) -> Any:
             inputs, targets, weights = batches.at(state.step, order_key)
             inputs = inputs if seen is None else inputs * seen[None]
             return flow.step(problem, state, (inputs, targets, weights), key)
 
-        state = repeat(step, state, steps)
+        state = repeat(one_step, state, steps)
         return self._placed(problem, flow, state), jnp.all(flow.finite(state))
 
     def members(self, state: Any, numbers: Float[Array, "3"], key: Key[Array, ""]) -> Particles:
@@ -146,7 +156,7 @@ class Plan(eqx.Module):
         the mean negative log-likelihood over members, and `mixture_loss`, that of their mixture; and
         `gradient_norm`, the L²(Q) norm of the drift."""
         members = jax.vmap(self.members)(states, numbers, keys)
-        rows = jax.tree.map(lambda leaf: leaf[:: -(-len(leaf) // _MOST_LOOKED_AT)], data)
+        rows = _of_mean_1(jax.tree.map(lambda leaf: leaf[:: -(-len(leaf) // _MOST_LOOKED_AT)], data))
         of_members = jax.vmap(jax.vmap(self.loss.log_likelihood, (0, None)), (0, None))(members, rows)
         of_members = of_members.reshape(-1, of_members.shape[-1])
         of_mixture = logsumexp(of_members, axis=0) - math.log(len(of_members))
@@ -197,37 +207,13 @@ class Plan(eqx.Module):
         return jax.lax.map(density, spreads), typical
 
 
+def _of_mean_1(rows: Rows) -> Rows:
+    """With the weights grown, so that a mean over rows is one over those that are no filling."""
+    inputs, targets, weights = rows
+    return inputs, targets, weights / jnp.mean(weights)
+
+
 # Each of these is one program for all tables t and trials c.
-
-
-@eqx.filter_jit
-def _start(
-    plan: Plan, initial: Particles | None, numbers: Float[Array, "t c 3"], keys: Key[Array, "t c"]
-) -> Any:
-    return jax.vmap(jax.vmap(plan.start))(initial, numbers, keys)
-
-
-@eqx.filter_jit
-def _advance(
-    plan: Plan,
-    states: Any,
-    data: PyTree,
-    numbers: Float[Array, "t c 3"],
-    keys: Key[Array, "t c"],
-    order_keys: Key[Array, " t"],
-    step: Int[Array, ""],
-    steps: Int[Array, ""],
-) -> tuple[Any, Bool[Array, "t c"]]:
-    def one(state: Any, data: PyTree, numbers: Array, key: Array, order_key: Array) -> Any:
-        # The step is the same for all: so is the batch, for all trials of a table.
-        return plan.advance(eqx.tree_at(lambda s: s.step, state, step), data, numbers, key, order_key, steps)
-
-    return jax.vmap(jax.vmap(one, (0, None, 0, 0, None)))(states, data, numbers, keys, order_keys)
-
-
-@eqx.filter_jit
-def _members(plan: Plan, states: Any, numbers: Float[Array, "t c 3"], keys: Key[Array, "t c"]) -> Particles:
-    return jax.vmap(jax.vmap(plan.members))(states, numbers, keys)
 
 
 @eqx.filter_jit
@@ -248,7 +234,7 @@ def _log_densities(
 
 class Trials(AbstractRun):
     """Every table with every one of its trials, side by side; from `initial` (table, trial, particle, ...) if
-    it is given."""
+    it is given. Tables are filled up to at least so many `rows`."""
 
     def __init__(
         self,
@@ -258,6 +244,7 @@ class Trials(AbstractRun):
         steps: int,
         key: Key[Array, ""],
         initial: Particles | None = None,
+        rows: int = 0,
     ):
         numbers = [
             [
@@ -266,30 +253,38 @@ class Trials(AbstractRun):
             ]
             for table, row in zip(tables, trials, strict=True)
         ]
-        keys = jax.vmap(lambda k: jax.random.split(k, 3))(jax.random.split(key, len(tables)))
-        order_keys = jax.vmap(data_key)(keys[:, 1])
-        keys = _of_trials(keys, len(trials[0]))
+        keys, order_keys = _keys(key, len(tables), len(trials[0]))
         if plan.mesh is not None:
             require_mesh(plan.mesh, plan.particles)
         numbers = jnp.asarray(numbers, jnp.float32)
-        self.plan, self.data, self.numbers, keys, self.order_keys = place(
-            plan.mesh, (plan, stacked(tables), numbers, keys, order_keys)
+        cases = [len(table.weights) for table in tables]
+        # A batch that is the whole table is not filled up further: its rows would cost as much as others.
+        rows = max(cases) if plan.batch_size is None else few_sizes(max(rows, *cases))
+        data = stacked(tables, rows), jnp.asarray(cases, jnp.int32)
+        self.plan, (self.data, self.cases), self.numbers, keys, self.order_keys = place(
+            plan.mesh, (plan, data, numbers, keys, order_keys)
         )
-        start_keys, self.run_keys, self.draw_keys = (keys[:, :, use] for use in range(3))
-        self.state = _start(self.plan, initial, self.numbers, start_keys)
+        start_keys, self.run_keys, self.draw_keys = keys
+        platforms = {device.platform for device in self.numbers.devices()}
+        self.at_once = plan.mesh is not None or platforms != {"cpu"}
+        self.state = self._of_each(plan.start, (initial, self.numbers, start_keys))
         self.finite = np.ones(self.numbers.shape[:2], bool)
         self.step, self.record, self.most = 0, {}, np.iinfo(np.int32).max
 
+    def _of_each(self, method: Any, of_ensembles: tuple, of_tables: tuple = (), shared: tuple = ()) -> Any:
+        return side_by_side(method, of_ensembles, of_tables, shared, at_once=self.at_once)
+
     def advance(self, budget: int, end: int) -> None:
         steps = min(budget, end - self.step)
-        counts = (jnp.asarray(count, jnp.int32) for count in (self.step, steps))
-        keys = self.run_keys, self.order_keys
-        self.state, finite = _advance(self.plan, self.state, self.data, self.numbers, *keys, *counts)
+        counts = tuple(jnp.asarray(count, jnp.int32) for count in (self.step, steps))
+        of_ensembles = self.state, self.numbers, self.run_keys
+        of_tables = self.data, self.cases, self.order_keys
+        self.state, finite = self._of_each(self.plan.advance, of_ensembles, of_tables, counts)
         self.step, self.finite = self.step + steps, np.asarray(finite)
 
     def members(self) -> Particles:
         """The particles (table, trial, particle, ...)."""
-        return _members(self.plan, self.state, self.numbers, self.draw_keys)
+        return self._of_each(self.plan.members, (self.state, self.numbers, self.draw_keys))
 
     def observed(self) -> dict[str, Float[np.ndarray, " t"]]:
         """What history records of the state."""
@@ -306,11 +301,22 @@ class Trials(AbstractRun):
         self, members: Particles, tables: list[Table], spreads: Float[Array, "s 2"] | None
     ) -> list[tuple[Float[np.ndarray, "c s rows"], Float[np.ndarray, " c"]]]:
         """`log_densities`, and the typical deviation of each trial."""
-        densities, typical = _log_densities(self.plan, spreads, members, stacked(tables))
+        rows = few_sizes(max(len(table.weights) for table in tables))
+        densities, typical = _log_densities(self.plan, spreads, members, stacked(tables, rows))
         of_tables = zip(
             np.asarray(densities, np.float64), np.asarray(typical, np.float64), tables, strict=True
         )
         return [(of_table[..., : len(table.weights)], width) for of_table, width, table in of_tables]
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _keys(
+    key: Key[Array, ""], tables: int, trials: int
+) -> tuple[tuple[Key[Array, "t c"], ...], Key[Array, " t"]]:
+    """Of every trial, to start, to run and to draw members; and of every table, to order its rows."""
+    of_tables = jax.vmap(lambda k: jax.random.split(k, 3))(jax.random.split(key, tables))
+    of_trials = _of_trials(of_tables, trials)
+    return tuple(of_trials[:, :, use] for use in range(3)), jax.vmap(data_key)(of_tables[:, 1])
 
 
 def _of_trials(keys: Key[Array, "t uses"], trials: int) -> Key[Array, "t c uses"]:
