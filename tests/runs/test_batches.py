@@ -163,7 +163,7 @@ def counting(calls):
 @pytest.mark.parametrize("stack_bytes", [12, 2**28])
 @pytest.mark.parametrize(("seconds", "record_every"), [(0.0, 1), (0.003, 7), (100.0, 7), (100.0, 70)])
 def test_a_run_uses_one_batch_a_step_and_asks_for_no_more(seconds, record_every, stack_bytes, monkeypatch):
-    monkeypatch.setattr(driver, "_SECONDS", seconds)
+    monkeypatch.setattr(driver.AbstractRun, "seconds", seconds)
     monkeypatch.setattr(sources, "_STACK_BYTES", stack_bytes)
     assert sources.Stream(batches()).most == min(STREAMED, stack_bytes // 4)
     data = batches()

@@ -630,9 +630,9 @@ def test_a_finished_run_needs_no_more_batches(tmp_path, streamed):
 
 
 HOW = {
-    "calls of one step": (driver, "_SECONDS", 0.0),
+    "calls of one step": (driver.AbstractRun, "seconds", 0.0),
     "few records in a call": (solving, "RECORDS", 3),
-    "long calls": (driver, "_SECONDS", 100.0),
+    "long calls": (driver.AbstractRun, "seconds", 100.0),
 }
 
 
@@ -655,7 +655,7 @@ def test_steps_are_taken_while_a_checkpoint_is_written(tmp_path, monkeypatch):
         waited.append(came_further.wait(60))
         mf.save(*arguments, **options)
 
-    monkeypatch.setattr(driver, "_SECONDS", 0.0)
+    monkeypatch.setattr(driver.AbstractRun, "seconds", 0.0)
     monkeypatch.setattr(checkpoints, "save", late)
     with at_step(55, came_further.set):
         solve(folder=tmp_path / "run", steps=80)
@@ -821,10 +821,10 @@ def test_lost_particles_go_on_as_copies_of_the_best():
 
 
 RESTARTED = {
-    "calls of one step": {"_SECONDS": 0.0},
-    "long calls": {"_SECONDS": 100.0},
-    "long iterated calls": {"_SECONDS": 100.0},
-    "iterated calls of one step": {"_SECONDS": 0.0},
+    "calls of one step": {"seconds": 0.0},
+    "long calls": {"seconds": 100.0},
+    "long iterated calls": {"seconds": 100.0},
+    "iterated calls of one step": {"seconds": 0.0},
 }
 
 
@@ -841,7 +841,7 @@ def test_restarts_do_not_depend_on_how_steps_are_grouped(how, tmp_path, monkeypa
     x, restarts = replay(weights[:60] if iterated else np.ones(60))
     assert [tuple(made) for made in expected.restarts] == restarts
     np.testing.assert_allclose(expected.measure.particles, x, rtol=2e-3)
-    monkeypatch.setattr(driver, "_SECONDS", RESTARTED[how]["_SECONDS"])
+    monkeypatch.setattr(driver.AbstractRun, "seconds", RESTARTED[how]["seconds"])
     assert_identical(restart(**options())[0], expected)
     cut_off(lambda: restart(**options(), folder=tmp_path / "run", every=4), 12)
     assert_identical(restart(**options(), folder=tmp_path / "run", every=4)[0], expected)
@@ -943,7 +943,7 @@ def square(theta):
 def test_a_full_disk_is_reported_and_the_run_goes_on(tmp_path, monkeypatch):
     """Files may not grow beyond 100 kB for a while; a checkpoint needs more."""
     arguments, options = (*large(), 60), {"data": None, "batch_size": None}
-    monkeypatch.setattr(driver, "_SECONDS", 0.0)
+    monkeypatch.setattr(driver.AbstractRun, "seconds", 0.0)
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limit(size):

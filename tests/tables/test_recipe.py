@@ -41,7 +41,7 @@ from measureflow.tables.members import columns_of, parts_given
 from measureflow.tables.methods import METHODS, SCORED_TOGETHER, WITH_ENTROPY, WITHOUT_ENTROPY, Candidate
 from measureflow.tables.models import Model, Shape
 from measureflow.tables.recipe import Recipe, batch_size_for, steps_for, trial_steps_for
-from measureflow.tables.side_by_side import side_by_side
+from measureflow.tables.side_by_side import apart, side_by_side
 from measureflow.tables.stopping import PATIENCE, Best
 from measureflow.tables.table import Table, few_sizes, stacked
 from measureflow.tables.training import Trainer
@@ -412,12 +412,13 @@ def test_calls_of_their_own_are_what_one_call_is():
 
     states = jnp.arange(12.0).reshape(2, 3, 2)
     keys = jax.random.split(jax.random.key(0), (2, 3))
-    arguments = method, (states, keys), (jnp.asarray([[1.0, 2.0], [5.0, 7.0]]),), (jnp.asarray(10.0),)
-    apart, together = (side_by_side(*arguments, at_once=at_once) for at_once in (False, True))
-    assert_close(apart["moved"], together["moved"], 1e-6)
+    tables, shared = (jnp.asarray([[1.0, 2.0], [5.0, 7.0]]),), (jnp.asarray(10.0),)
+    alone = side_by_side(method, (states, keys), apart(tables), shared, at_once=False)
+    together = side_by_side(method, (states, keys), tables, shared, at_once=True)
+    assert_close(alone["moved"], together["moved"], 1e-6)
     noise = jax.vmap(jax.vmap(jax.random.normal))(keys)[..., None]
     expected = states + noise + jnp.asarray([30.0, 120.0])[:, None, None]
-    assert_close(apart["moved"], expected, 1e-6)
+    assert_close(alone["moved"], expected, 1e-6)
 
 
 # The problems

@@ -18,9 +18,6 @@ from measureflow.runs.signals import Signals
 #: Called between compiled calls with (step, record, state); a true answer ends the run.
 Callback: TypeAlias = Callable[[int, dict[str, Any], Any], Any]
 
-# How long one compiled call should take: short enough for a progress bar and Ctrl-C, long enough to
-# forget the cost of the call. It groups steps; it never changes them.
-_SECONDS = 0.3
 _FIRST_BUDGET = 16
 
 
@@ -33,6 +30,9 @@ class AbstractRun(abc.ABC):
     state: Any
     #: How many steps one call may take.
     most: int
+    #: How many seconds one call should take: short enough for a progress bar and Ctrl-C, long enough to
+    #: forget the cost of the call. It groups steps; it never changes them.
+    seconds: float = 0.3
 
     @abc.abstractmethod
     def advance(self, budget: int, end: int) -> None:
@@ -74,7 +74,7 @@ def drive(
             run.advance(budget, end)
             run.between(end)
             rate = (run.step - before) / (time.perf_counter() - began)
-            budget = agreed(int(np.clip(rate * _SECONDS, 1, min(run.most, 8 * budget))))
+            budget = agreed(int(np.clip(rate * run.seconds, 1, min(run.most, 8 * budget))))
             if "loss" in run.record:
                 bar.set_postfix(loss=f"{np.mean(run.record['loss']):.4g}", refresh=False)
             bar.update(run.step - before)

@@ -17,16 +17,21 @@ from jaxtyping import Array, PyTree
 def side_by_side(
     method: Any, of_ensembles: PyTree, of_tables: PyTree, shared: PyTree, *, at_once: bool
 ) -> Any:
-    """`method(*of_ensemble, *of_table, *shared)` for every ensemble (table, trial, ...) and its table
-    (table, ...), as (table, trial, ...)."""
+    """`method(*of_ensemble, *of_table, *shared)` for every ensemble (table, trial, ...) and its table, as
+    (table, trial, ...). Tables are (table, ...), or `apart` where ensembles are not run at once."""
     if at_once:
         return _together(method, of_ensembles, of_tables, shared)
     places = jax.tree.leaves(of_ensembles)[0].shape[:2]
-    tables = [_at(of_tables, (table,)) for table in range(places[0])]
+    tables = of_tables or [()] * places[0]
     found = [
         _alone(method, _at(of_ensembles, place), tables[place[0]], shared) for place in np.ndindex(*places)
     ]
     return jax.tree.map(lambda *leaves: _joined(leaves, places), *found)
+
+
+def apart(of_tables: PyTree) -> list[PyTree]:
+    """(table, ...) as one of each, once for all calls."""
+    return [jax.device_put(_at(of_tables, (table,))) for table in range(len(jax.tree.leaves(of_tables)[0]))]
 
 
 @eqx.filter_jit

@@ -30,12 +30,14 @@ from measureflow.statement.problem import Problem
 from measureflow.tables.choosing import Trial
 from measureflow.tables.methods import Method, Setting
 from measureflow.tables.recipe import Recipe
-from measureflow.tables.side_by_side import side_by_side
+from measureflow.tables.side_by_side import apart, side_by_side
 from measureflow.tables.table import Table, few_sizes, stacked
 from measureflow.tables.views import Views
 
 #: Inputs, targets and weights.
 Rows: TypeAlias = tuple[Array, Array, Float[Array, " rows"]]
+# A call costs less than a millisecond before its first step.
+_SECONDS_A_CALL = 0.01
 # History looks at no more rows of a table than this: it is to cost next to nothing.
 _MOST_LOOKED_AT = 2_000
 
@@ -261,25 +263,27 @@ class Trials(AbstractRun):
         # A batch that is the whole table is not filled up further: its rows would cost as much as others.
         rows = max(cases) if plan.batch_size is None else few_sizes(max(rows, *cases))
         data = stacked(tables, rows), jnp.asarray(cases, jnp.int32)
-        self.plan, (self.data, self.cases), self.numbers, keys, self.order_keys = place(
-            plan.mesh, (plan, data, numbers, keys, order_keys)
+        self.plan, of_tables, self.numbers, keys = place(
+            plan.mesh, (plan, (*data, order_keys), numbers, keys)
         )
-        start_keys, self.run_keys, self.draw_keys = keys
+        self.data, (start_keys, self.run_keys, self.draw_keys) = of_tables[0], keys
         platforms = {device.platform for device in self.numbers.devices()}
         self.at_once = plan.mesh is not None or platforms != {"cpu"}
-        self.state = self._of_each(plan.start, (initial, self.numbers, start_keys))
+        if not self.at_once:
+            self.seconds = max(self.seconds, _SECONDS_A_CALL * math.prod(self.numbers.shape[:2]))
+        self.of_tables = of_tables if self.at_once else apart(of_tables)
+        self.state = self._of_each(self.plan.start, (initial, self.numbers, start_keys))
         self.finite = np.ones(self.numbers.shape[:2], bool)
         self.step, self.record, self.most = 0, {}, np.iinfo(np.int32).max
 
-    def _of_each(self, method: Any, of_ensembles: tuple, of_tables: tuple = (), shared: tuple = ()) -> Any:
+    def _of_each(self, method: Any, of_ensembles: tuple, of_tables: Any = (), shared: tuple = ()) -> Any:
         return side_by_side(method, of_ensembles, of_tables, shared, at_once=self.at_once)
 
     def advance(self, budget: int, end: int) -> None:
         steps = min(budget, end - self.step)
         counts = tuple(jnp.asarray(count, jnp.int32) for count in (self.step, steps))
         of_ensembles = self.state, self.numbers, self.run_keys
-        of_tables = self.data, self.cases, self.order_keys
-        self.state, finite = self._of_each(self.plan.advance, of_ensembles, of_tables, counts)
+        self.state, finite = self._of_each(self.plan.advance, of_ensembles, self.of_tables, counts)
         self.step, self.finite = self.step + steps, np.asarray(finite)
 
     def members(self) -> Particles:
