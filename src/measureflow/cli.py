@@ -143,8 +143,8 @@ def reproduce(
         raise typer.BadParameter(
             f"unknown {unknown[0]!r}; known are {', '.join(known)}, all and beyond.", param_hint="NAME"
         )
-    size = {"sets": None if sets is None else tuple(_chosen("--sets", sets, SETS))}
-    size |= {"splits": splits, "steps": steps}
+    chosen = None if sets is None else tuple(_chosen("--sets", sets, SETS))
+    size = {"sets": chosen, "splits": splits, "steps": steps}
     given = {option: value for option, value in size.items() if value is not None}
     if given and name not in beyond.NEED_DATA:
         raise typer.BadParameter(
@@ -155,7 +155,7 @@ def reproduce(
     _require_new([out / wanted for wanted in names if wanted not in resumed], force)
     with _results_in(out):
         for wanted in resumed if force else ():
-            for record in _records(out / wanted, size["sets"] or SETS):
+            for record in _records(out / wanted, chosen or SETS):
                 record.unlink(missing_ok=True)
         broken = sum(_reproduced(wanted, out / wanted, seed, quick, given) for wanted in names)
     if broken:
