@@ -52,7 +52,7 @@ def page(
         _moments(cases[NETWORK]),
         "## What none of them can do",
         "Two modes ten deviations apart, of masses 0.80 and 0.20, and a start with half of the particles "
-        "in each. The mass that the first mode has at the end, with a step size of ¼:",
+        "in each. The mass that the first mode has at the end, with a step size of 1/64:",
         _table(["", "mass, of 0.80"], [[flow, f"{mass:.2f}"] for flow, mass in records[MODES].items()]),
         mark + by_hand if mark else "## What to take from it\n",
     ]
@@ -131,9 +131,13 @@ def _by_number(cases: Records, numbers: tuple[int, ...]) -> list[str]:
     for name, record in cases.items():
         counted = {flow: one["numbers"] for flow, one in record["flows"].items() if "numbers" in one}
         if counted:
-            rows = [[flow, *(f"{error:.2f}" for error in errors)] for flow, errors in counted.items()]
+            rows = [
+                [flow, *(f"{error:.2f}" if np.isfinite(error) else "diverged" for error in errors)]
+                for flow, errors in counted.items()
+            ]
             rows.append(["*exact draws*", *(f"*{record['exact draws'][str(n)]:.2f}*" for n in numbers)])
-            parts += [f"## How many particles: {name}", _table(["", *map(str, numbers)], rows)]
+            told = "Every flow has the step size that was best for 100."
+            parts += [f"## How many particles: {name}", told, _table(["", *map(str, numbers)], rows)]
     return parts
 
 
