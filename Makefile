@@ -50,11 +50,11 @@ paper: $(VENV)/.dev
 	$(BIN)/measureflow reproduce uci --out build/paper --force
 	$(BIN)/python -m verification.paper_page build/paper
 
-# What other papers claim; writes docs/beyond.md. MEASUREFLOW_DATA names the UCI folder.
+# What other papers claim; writes docs/beyond.md. MEASUREFLOW_DATA names the UCI folder; runs on its sets resume.
 beyond: $(VENV)/.dev
 	$(BIN)/measureflow reproduce beyond --out build/beyond --force
-	$(BIN)/measureflow reproduce predictively-oriented-uci --out build/beyond --force
-	$(BIN)/measureflow reproduce shifted-splits --out build/beyond --force
+	$(BIN)/measureflow reproduce predictively-oriented-uci --out build/beyond
+	$(BIN)/measureflow reproduce shifted-splits --out build/beyond
 	$(BIN)/python -m verification.paper_page --beyond build/beyond
 
 # The nine UCI sets with every method: minutes on a GPU, hours on a CPU; writes docs/uci.md.

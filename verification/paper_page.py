@@ -4,7 +4,7 @@ python -m verification.paper_page RESULTS [TIMES …]
 python -m verification.paper_page --beyond RESULTS
 
 The table of times has one column for each folder TIMES, of the same commands on different devices; without
-any, for RESULTS.
+any, for RESULTS. Sections of docs/beyond.md whose results are not in RESULTS stay as they are.
 """
 
 import json
@@ -66,31 +66,40 @@ def page(results: Path, times: list[Path]) -> str:
     )
 
 
-def beyond_page(results: Path) -> str:
-    """The same for other papers, each introduced by its module."""
-    return "\n".join([BEYOND, *_sections(results, beyond.NAMES, "beyond")])
+def beyond_page(results: Path, before: str = "") -> str:
+    """The same for other papers, each introduced by its module; what is not in `results` stays as it was in
+    the page before."""
+    return "\n".join([BEYOND, *_sections(results, beyond.NAMES, "beyond", before)])
 
 
-def _sections(results: Path, names: dict[str, str], assets: str) -> list[str]:
+def _sections(results: Path, names: dict[str, str], assets: str, before: str = "") -> list[str]:
     parts = []
     for name, title in names.items():
         folder = results / name
         if not (folder / "claims.json").exists():
+            parts += _section_of(before, title)
             continue
         claims = json.loads((folder / "claims.json").read_text(encoding="utf-8"))
         record = _record(folder)
         shutil.copy(folder / "figure.png", DOCS / "assets" / assets / f"{name}.png")
         introduction = f"{_introduction(name)}\n\n" if assets == "beyond" else ""
         picture = f"![{title}](assets/{assets}/{name}.png)"
-        parts.append(f"## {title}\n\n{introduction}{picture}\n\n{_claims(claims)}\n")
+        outcome = f"{record['summary']}\n\n" if record.get("summary") else ""
+        parts.append(f"## {title}\n\n{introduction}{outcome}{picture}\n\n{_claims(claims)}\n")
         tables = {heading: rows for heading, rows in record.items() if heading.startswith("Table")}
         parts += [f"{heading}:\n\n{_rows(rows)}\n" for heading, rows in tables.items()]
-        quick = " --quick" if record["quick"] else ""
+        options = record.get("options", " --quick" if record["quick"] else "")
         parts.append(
-            f"*`measureflow reproduce {name}{quick}`: {record['seconds']:.0f} s on {record['device']}, "
+            f"*`measureflow reproduce {name}{options}`: {record['seconds']:.0f} s on {record['device']}, "
             f"seed {record['seed']}, measureflow {record['measureflow']}, JAX {record['jax']}.*\n"
         )
     return parts
+
+
+def _section_of(page: str, title: str) -> list[str]:
+    """With its heading, to the next one; none where the page has no such section."""
+    _, found, after = page.partition(f"## {title}\n")
+    return [(found + after.partition("\n## ")[0]).rstrip("\n") + "\n"] if found else []
 
 
 def _introduction(name: str) -> str:
@@ -155,7 +164,8 @@ def _shown(value: Any) -> str:
 
 if __name__ == "__main__" and sys.argv[1] == "--beyond":
     (DOCS / "assets" / "beyond").mkdir(parents=True, exist_ok=True)
-    (DOCS / "beyond.md").write_text(beyond_page(Path(sys.argv[2])), encoding="utf-8")
+    before = (DOCS / "beyond.md").read_text(encoding="utf-8") if (DOCS / "beyond.md").exists() else ""
+    (DOCS / "beyond.md").write_text(beyond_page(Path(sys.argv[2]), before), encoding="utf-8")
 elif __name__ == "__main__":
     (DOCS / "assets" / "paper").mkdir(parents=True, exist_ok=True)
     (DOCS / "paper.md").write_text(

@@ -5,8 +5,6 @@ wrong options, data that are missing or damaged, a folder that cannot be written
 """
 
 import contextlib
-import json
-import math
 import sys
 import tempfile
 import time
@@ -25,7 +23,8 @@ from measureflow.commands import shell
 from measureflow.study import beyond
 from measureflow.study.datasets import DataError
 from measureflow.study.demo import SETTINGS, Result, run_demo
-from measureflow.study.paper import NAMES, Claim
+from measureflow.study.files import write_json
+from measureflow.study.paper import NAMES, Claim, Reproduction
 from measureflow.study.paper import reproduce as run_reproduction
 from measureflow.study.provenance import provenance
 from measureflow.study.tables.records import ResumeError
@@ -55,6 +54,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 console = Console(width=None if sys.stdout.isatty() else 140)
 # Narrower than this, claims are shown one below the other.
 _WIDE = 100
+_ON_DATA = " and ".join(beyond.NEED_DATA)
 Seed = Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=2**32 - 1)]
 
 
@@ -100,7 +100,7 @@ def demo(
         demo_figure(results, picture)
         rows = [row._asdict() for result in results for row in result.rows]
         record = provenance(seed, SETTINGS) | {"seconds": seconds, "rows": rows}
-        _write_json(numbers, record)
+        write_json(numbers, record)
     console.print(f"Wrote {picture} and {numbers}.")
 
 
@@ -117,8 +117,19 @@ def reproduce(
     seed: Seed = 0,
     quick: Annotated[bool, typer.Option("--quick", help="A smaller and quicker version.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite earlier results.")] = False,
+    sets: Annotated[
+        str | None, typer.Option(help=f"Which UCI sets, for {_ON_DATA}: separated by commas; all by default.")
+    ] = None,
+    splits: Annotated[
+        int | None, typer.Option(help=f"How many splits of each kind, for {_ON_DATA}.", min=2)
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help=f"At most how many steps of training, for {_ON_DATA}.", min=1)
+    ] = None,
 ) -> None:
     """Redraw the figures of the paper, and of others, and judge their claims.
+
+    What needs the UCI sets keeps a record of each in OUT/NAME/records/, and does not compute it again.
 
     Exits 1 if a claim of theory does not hold, and 2 if the options are wrong, data are missing or damaged,
     or results cannot be written.
@@ -132,30 +143,58 @@ def reproduce(
         raise typer.BadParameter(
             f"unknown {unknown[0]!r}; known are {', '.join(known)}, all and beyond.", param_hint="NAME"
         )
-    _require_new([out / wanted for wanted in names], force)
+    chosen = None if sets is None else tuple(_chosen("--sets", sets, SETS))
+    size = {"sets": chosen, "splits": splits, "steps": steps}
+    given = {option: value for option, value in size.items() if value is not None}
+    if given and name not in beyond.NEED_DATA:
+        raise typer.BadParameter(
+            f"only {_ON_DATA} take it; {name} has no UCI sets to choose from.",
+            param_hint=f"--{next(iter(given))}",
+        )
+    resumed = [wanted for wanted in names if wanted in beyond.NEED_DATA]
+    _require_new([out / wanted for wanted in names if wanted not in resumed], force)
     with _results_in(out):
-        broken = sum(_reproduced(wanted, out / wanted, seed, quick) for wanted in names)
+        for wanted in resumed if force else ():
+            for record in _records(out / wanted, chosen or SETS):
+                record.unlink(missing_ok=True)
+        broken = sum(_reproduced(wanted, out / wanted, seed, quick, given) for wanted in names)
     if broken:
         console.print(f"[bold red]{broken} claims of theory do not hold.[/]")
         raise typer.Exit(1)
 
 
-def _reproduced(name: str, folder: Path, seed: int, quick: bool) -> int:
+def _records(folder: Path, sets: Sequence[str]) -> list[Path]:
+    return [folder / "records" / f"{name}.json" for name in sets]
+
+
+def _run(name: str, folder: Path, seed: int, quick: bool, size: dict[str, Any]) -> Reproduction:
+    if name not in beyond.NEED_DATA:
+        run = beyond.reproduce if name in beyond.NAMES else run_reproduction
+        return run(name, seed, quick=quick, progress=_has_bars())
+    try:
+        return beyond.reproduce_on_data(name, seed, quick, folder / "records", _has_bars(), **size)
+    except ResumeError as error:
+        raise typer.BadParameter(str(error), param_hint="--out") from None
+
+
+def _reproduced(name: str, folder: Path, seed: int, quick: bool, size: dict[str, Any]) -> int:
     """How many claims of theory do not hold; all that was found is shown, and written."""
     from measureflow.study.figures import save_figure
 
     began = time.perf_counter()
-    run = beyond.reproduce if name in beyond.NAMES else run_reproduction
-    result = run(name, seed, quick=quick, progress=_has_bars())
+    result = _run(name, folder, seed, quick, size)
     seconds = time.perf_counter() - began
     title = (NAMES | beyond.NAMES)[name]
     _print_claims(f"{name} — {title} ({seconds:.0f} s{', quick' if quick else ''})", result.claims)
     for heading, rows in (result.tables or {}).items():
         _print_rows(heading, rows)
+    if result.summary:
+        console.print(escape(result.summary))
     save_figure(result.draw, result.figure_size, folder)
     record = provenance(seed, result.settings) | {"name": name, "quick": quick, "seconds": round(seconds, 1)}
-    _write_json(folder / "claims.json", [_recorded(claim, quick) for claim in result.claims])
-    _write_json(folder / "provenance.json", record | (result.tables or {}))
+    record |= {"summary": result.summary} | (result.origin or {})
+    write_json(folder / "claims.json", [_recorded(claim, quick) for claim in result.claims])
+    write_json(folder / "provenance.json", record | (result.tables or {}))
     console.print(f"Wrote {folder}/figure.png, figure.svg, claims.json and provenance.json.")
     return sum(not claim.holds for claim in result.claims if claim.kind == "theory")
 
@@ -189,7 +228,7 @@ def uci(
                 f"{result.set} {result.method}: NLL {nll:.3f} ± {error:.3f}, {result.seconds:.1f} s"
             )
             # After every fit: what was computed is not lost if the next one is interrupted.
-            _write_json(out / "results.json", record | {"results": [r._asdict() for r in results]})
+            write_json(out / "results.json", record | {"results": [r._asdict() for r in results]})
         _print_rows("Test scores, mean ± standard error over splits", score_rows(results))
         if comparisons := comparison_rows(results):
             _print_rows("NLL, paired by split: mean difference ± standard error", comparisons)
@@ -389,20 +428,3 @@ def _shown(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _write_json(path: Path, content: Any) -> None:
-    text = json.dumps(_valid(content), indent=2, ensure_ascii=False, allow_nan=False)
-    # Whole, or not at all: what was written before an interruption is kept.
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(path)
-
-
-def _valid(value: Any) -> Any:
-    """JSON knows no NaN and no infinities: they are null."""
-    if isinstance(value, dict):
-        return {name: _valid(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_valid(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -164,6 +164,24 @@ def test_the_lines_of_the_design_run_as_written():
 
 
 @pytest.mark.standard_promotion
+def test_the_other_flows_of_the_design_run_as_written():
+    step_size, start = 0.1, mf.Gaussian(jnp.zeros(1), 1.0).sample(key(0), 20)
+    flows = [
+        (mf.WassersteinFlow(step_size, preconditioner=mf.EnsemblePreconditioner(2)), mf.Empirical),
+        (mf.KineticFlow(step_size, friction=1.0), mf.Empirical),
+        (mf.BirthDeath(mf.WassersteinFlow(step_size), 0.1), mf.Empirical),
+        (mf.BuresWassersteinFlow(step_size), mf.Gaussian),
+        (mf.ParametricFlow(mf.MeanFieldGaussian(), optax.adam(1e-2), samples=200), mf.Gaussian),
+    ]
+    for flow, kind in flows:
+        state = flow.init(NORMAL, start)
+        assert isinstance(flow.measure(state), kind)
+        # Traced, and not compiled: what steps do is tested with each flow.
+        after = jax.eval_shape(lambda state, flow=flow: flow.step(NORMAL, state, None, key(1)), state)
+        assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
+
+
+@pytest.mark.standard_promotion
 def test_optimisers_are_allowed_where_there_is_no_noise():
     flow = mf.WassersteinFlow(
         optimiser=optax.adam(optax.exponential_decay(0.1, 300, 0.1)),
@@ -213,3 +231,43 @@ def test_bad_input(name):
     call, error, message = BAD[name]
     with pytest.raises(error, match=message):
         call()
+
+
+# ---- What flows say of themselves. ----
+
+
+def test_flows_describe_what_they_reach():
+    """Below what the problem says: each by the temperature, and by what realises the entropy."""
+    descent = mf.Problem(lambda theta: jnp.sum(theta**2))
+    told = {
+        "off by O(η)": mf.WassersteinFlow(0.1, integrator=mf.EulerMaruyama()),
+        "off by O(η²), and not at all for quadratic V": mf.WassersteinFlow(0.1),
+        "for any η. Particles do not interact": mf.WassersteinFlow(0.1, metropolis=True),
+        "takes the place of noise": flow(mf.Blob(KERNEL)),
+        "unless N is far above J": mf.SteinFlow(KERNEL, 0.1),
+        "forget the start sooner": mf.KineticFlow(0.1, 1.0),
+        "among Gaussians": mf.BuresWassersteinFlow(0.1),
+        "what MeanFieldGaussian() can be": mf.ParametricFlow(mf.MeanFieldGaussian(), optax.sgd(0.1)),
+        "Births and deaths": mf.BirthDeath(mf.WassersteinFlow(0.1), 0.1),
+    }
+    for words, one in told.items():
+        text = one.describe(NORMAL)
+        assert text.startswith(NORMAL.describe())
+        assert f"Solved by {one}:" in text
+        assert [other for other in told if other in text.replace(NORMAL.describe(), "")][-1] == words
+    assert "No noise is drawn" in mf.WassersteinFlow(0.1).describe(descent)
+    assert "no entropy" in mf.SteinFlow(KERNEL, 0.1).describe(descent)
+
+
+def test_a_flow_of_ones_own_may_say_nothing():
+    class Own(mf.AbstractFlow):
+        def init(self, problem, initial):
+            return initial
+
+        def step(self, problem, state, batch, key):
+            return state
+
+        def measure(self, state):
+            return mf.Empirical(state)
+
+    assert "for its author to say" in Own().describe(NORMAL)

@@ -299,6 +299,10 @@ def test_particles_reach_the_moments_law():
     variance = scale**2 / (1 - 0.5 * eta * tau / scale**2)
     assert abs(particles.mean() - ridge) < 4 * np.sqrt(variance / n)
     assert abs(particles.var() / variance - 1) < 4 * np.sqrt(2 / n)
+    # Noise of half or twice the variance, no prior, and the Gibbs measure of ℓ are other laws.
+    assert abs(particles.mean() - np.mean(x * y) / np.mean(x**2)) > 8 * np.sqrt(variance / n)
+    for wrong in (variance / 2, 2 * variance, 1 / (1 / scale**2 + np.mean(x**2) / tau)):
+        assert abs(particles.var() / wrong - 1) > 8 * np.sqrt(2 / n)
 
 
 def test_quadratic_scores_have_one_minimiser_both_ways():

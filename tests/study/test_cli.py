@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from measureflow import cli
-from measureflow.study import datasets, demo
+from measureflow.study import datasets, demo, files
 from measureflow.study import uci_benchmark as uci
 from measureflow.study.paper.claims import Claim, Reproduction
 
@@ -83,7 +83,7 @@ def test_a_disk_that_is_full_at_the_end_loses_nothing_that_can_be_shown(name, in
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cli, "_write_json", full)
+    monkeypatch.setattr(cli, "write_json", full)
     failed = invoke(*COMMANDS[name], "--out", "here")
     assert failed.exit_code == 2
     assert "No space left on device" in words(failed)
@@ -132,10 +132,10 @@ def test_exit_codes_of_claims(invoke):
 
 def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
     path = tmp_path / "results.json"
-    cli._write_json(path, {"a": 1})
+    files.write_json(path, {"a": 1})
     monkeypatch.setattr(Path, "write_text", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        cli._write_json(path, {"a": 2})
+        files.write_json(path, {"a": 2})
     assert json.loads(path.read_bytes()) == {"a": 1}
 
 

@@ -83,6 +83,13 @@ class BirthDeath(AbstractFlow):
         found = energy.first_variation(measure) / energy.temperature + log_density
         return found - jnp.mean(found)
 
+    def promises(self, problem: Problem) -> list[str]:
+        return [
+            *self.flow.promises(problem),
+            "Births and deaths move mass between modes that no particle crosses; the density that they need "
+            "is estimated, well in few dimensions only, and copies are not independent.",
+        ]
+
     def measure(self, state: Any) -> Any:
         return self.flow.measure(state)
 

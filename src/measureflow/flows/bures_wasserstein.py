@@ -123,6 +123,12 @@ class BuresWassersteinFlow(AbstractFlow):
         both = jax.tree.map(lambda z: jnp.concatenate([z, -z]), half)
         return jax.vmap(self.measure(state).from_standard)(both)
 
+    def promises(self, problem: Problem) -> list[str]:
+        return [
+            "It moves one Gaussian: q* itself where that is Gaussian, at any η, and else a local minimum of "
+            "L among Gaussians."
+        ]
+
     def measure(self, state: GaussianState) -> Gaussian:
         return Gaussian(state.mean, state.factor)
 

@@ -72,6 +72,27 @@ class AbstractFlow(eqx.Module):
     def measure(self, state: Any) -> AbstractMeasure:
         """Q: an `Empirical` of the particles, or any other measure."""
 
+    def describe(self, problem: Problem) -> str:
+        """`problem.describe()`, and what this flow makes of the problem.
+
+        Parameters
+        ----------
+        problem
+            What is minimised.
+        """
+        told = self.promises(problem) or ["What it reaches is for its author to say."]
+        return "\n".join([problem.describe(), f"Solved by {self}:", *[f"  - {note}" for note in told]])
+
+    def promises(self, problem: Problem) -> list[str]:
+        """Sentences for `describe`: what the flow reaches of the problem's minimiser, and what it costs.
+
+        Parameters
+        ----------
+        problem
+            What is minimised.
+        """
+        return []
+
     def resume(self, problem: Problem, state: Any) -> Any:
         """A state to continue from, if its structure and shapes are those of this flow and problem."""
         try:

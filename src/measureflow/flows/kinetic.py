@@ -215,6 +215,14 @@ class KineticFlow(AbstractFlow):
         """η of this step."""
         return strong(self.step_size(step)) if callable(self.step_size) else self.step_size
 
+    def promises(self, problem: Problem) -> list[str]:
+        if self.metropolis:
+            return ["Steps are accepted or rejected: the law of θ is exp(−V/τ) for any η."]
+        return [
+            "Velocity and friction have the same law of θ as noise alone, and forget the start sooner where "
+            "curvatures differ; at a finite η it is off by O(η²)."
+        ]
+
     def measure(self, state: KineticState) -> Empirical:
         return Empirical(state.particles)
 

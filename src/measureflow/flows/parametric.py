@@ -176,6 +176,12 @@ class ParametricFlow(AbstractFlow):
         parameters, memory = optimiser_step(self.optimiser, gradient, state.memory, state.parameters)
         return ParametricState(parameters, state.step + 1, memory)
 
+    def promises(self, problem: Problem) -> list[str]:
+        return [
+            f"It finds a local minimum of L among what {self.family} can be, and not q*, unless that is one "
+            "of these."
+        ]
+
     def measure(self, state: ParametricState) -> Any:
         return self.family.member(state.parameters)
 

@@ -58,6 +58,7 @@ from measureflow.flows.metropolis import (
 )
 from measureflow.flows.observing import observed
 from measureflow.flows.preconditioners import AbstractPreconditioner
+from measureflow.flows.promises import of_particles
 from measureflow.flows.scalings import AbstractScaling, Identity
 from measureflow.flows.training import drift_in_training, objective_gradient, objective_in_training
 from measureflow.numerics.interactions import AbstractInteractions, ExactInteractions
@@ -287,6 +288,9 @@ class WassersteinFlow(AbstractFlow):
     def step_size_at(self, step: Int[Array, ""]) -> Float[Array, ""]:
         """η of this step."""
         return step_size_at(self.step_size, step)
+
+    def promises(self, problem: Problem) -> list[str]:
+        return of_particles(self, problem)
 
     def measure(self, state: ParticleState) -> Empirical:
         return Empirical(state.particles)

@@ -15,7 +15,7 @@ from measureflow.core.pytrees import (
     scale,
     subtract,
 )
-from measureflow.spaces.kernels import AbstractKernel, AbstractRadialKernel, PullBack
+from measureflow.spaces.kernels import AbstractKernel, AbstractRadialKernel, PullBack, SquaredExponential
 
 Temperature: TypeAlias = Float[Array, ""] | None
 
@@ -49,6 +49,9 @@ def _radial(
     values = kernel.profile(distances)
     if temperature is None:
         return jax.tree.map(lambda leaf: _mixed(values, leaf), forces)
+    if isinstance(kernel, SquaredExponential):
+        rate = temperature.astype(distances.dtype) / kernel.lengthscale**2
+        return _proportional(values, rate, rows, others, forces)
     slopes = 2 * temperature.astype(distances.dtype) * kernel.slope(distances)
     row_sums = jnp.sum(slopes, axis=1)
     if rows is others:
@@ -59,6 +62,23 @@ def _radial(
     def on_leaf(force: Array, row: Array, leaf: Array) -> Array:
         own = row_sums.reshape(-1, *[1] * (row.ndim - 1)) * row
         return _mixed(values, force) + own.astype(row.dtype) - _mixed(slopes, leaf)
+
+    return jax.tree.map(on_leaf, forces, rows, others)
+
+
+def _proportional(
+    values: Float[Array, "n m"],
+    rate: Float[Array, ""],
+    rows: Particles,
+    others: OtherParticles,
+    forces: OtherParticles,
+) -> Particles:
+    """Where 2τφ′ = −cφ, one product with the matrix of pairs is enough: Φ(f + cθ′) − c rowsum(Φ)ᵢ θᵢ."""
+    row_sums = rate * jnp.sum(values, axis=1)
+
+    def on_leaf(force: Array, row: Array, leaf: Array) -> Array:
+        own = row_sums.reshape(-1, *[1] * (row.ndim - 1)) * row
+        return _mixed(values, force + rate.astype(leaf.dtype) * leaf) - own.astype(row.dtype)
 
     return jax.tree.map(on_leaf, forces, rows, others)
 

@@ -1,6 +1,7 @@
 """Cross-validation: the estimators of all splits as one compiled program, and their scores."""
 
 import warnings
+from collections.abc import Sequence
 from typing import Any, cast
 
 import equinox as eqx
@@ -46,11 +47,9 @@ def cross_validate(
     check_consistent_length(X, y, sample_weight)
     splitter: Any = check_cv(cv, y, classifier=is_classifier(estimator))
     splits = list(splitter.split(X, y))
-    fitted = [cast(Any, clone(estimator)) for _ in splits]
-    prepared = []
-    for one, (train, _) in zip(fitted, splits, strict=True):
-        weight = None if sample_weight is None else np.asarray(sample_weight)[train]
-        prepared.append(one._prepare(rows_of(X, train), rows_of(y, train), weight))
+    trained = [train for train, _ in splits]
+    weights = [None if sample_weight is None else np.asarray(sample_weight)[train] for train in trained]
+    fitted, prepared = _prepared(estimator, X, y, trained, weights)
     if is_classifier(estimator):
         _require_same_classes(fitted, [np.asarray(rows_of(y, test)) for _, test in splits])
     _fit_together(fitted, prepared)
@@ -60,6 +59,26 @@ def cross_validate(
     ]
     table: dict[str, Any] = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     return table | ({"estimator": fitted} if return_estimator else {})
+
+
+def fit_splits(
+    estimator: AbstractEnsemble, X: Any, y: Any, trained: Sequence[np.ndarray], weights: Sequence[Any]
+) -> list[Any]:
+    """Estimators fitted to each of some sets of rows, with weights for these or None, all of them as one
+    compiled program."""
+    fitted, prepared = _prepared(estimator, X, y, trained, weights)
+    _fit_together(fitted, prepared)
+    return fitted
+
+
+def _prepared(
+    estimator: AbstractEnsemble, X: Any, y: Any, trained: Sequence[np.ndarray], weights: Sequence[Any]
+) -> tuple[list[Any], list[Prepared]]:
+    fitted = [cast(Any, clone(estimator)) for _ in trained]
+    return fitted, [
+        one._prepare(rows_of(X, rows), rows_of(y, rows), weight)
+        for one, rows, weight in zip(fitted, trained, weights, strict=True)
+    ]
 
 
 def _fit_together(estimators: list[Any], prepared: list[Prepared]) -> None:

@@ -27,13 +27,16 @@ class Claim(NamedTuple):
 
 
 class Reproduction(NamedTuple):
-    """What a module of this folder returns: claims, settings, and how to draw its figure."""
+    """What a module of this folder returns: claims, settings, and how to draw its figure; the outcome in
+    words, and where its numbers come from, if that was an earlier run."""
 
     claims: list[Claim]
     settings: dict[str, Any]
     draw: "Callable[[Figure], None]"
     figure_size: tuple[float, float] = (10.0, 3.2)
     tables: dict[str, list[dict[str, Any]]] | None = None
+    summary: str = ""
+    origin: dict[str, Any] | None = None
 
 
 def near(claim: str, expected: float, measured: float, tolerance: float, note: str = "") -> Claim:

@@ -9,12 +9,12 @@ OUT/<table>/<competitor>/<split>.json, written whole or not at all. A record's `
 """
 
 import json
-import math
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from measureflow.study.files import write_json
 
 Record = dict[str, Any]
 FINAL = ("scored", "unsuited")
@@ -30,14 +30,9 @@ def record_path(out: Path, table: str, competitor: str, split: int) -> Path:
 
 
 def write_record(out: Path, record: Record) -> Path:
-    """JSON knows no NaN and no infinities: they are null."""
+    """To its place."""
     path = record_path(out, record["table"], record["competitor"], record["split"])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(_valid(record), indent=1, ensure_ascii=False, allow_nan=False)
-    # Runs that share a folder do not share this name.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_json(path, record, indent=1)
     return path
 
 
@@ -83,11 +78,3 @@ def read_records(folders: Iterable[Path]) -> list[Record]:
             if key not in joined or (record["status"] == "scored" != joined[key]["status"]):
                 joined[key] = record
     return list(joined.values())
-
-
-def _valid(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _valid(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_valid(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
