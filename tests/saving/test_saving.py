@@ -219,7 +219,7 @@ def test_kinds_have_the_fields_of_their_classes():
             if kind.__module__.startswith("measureflow.")
         },
     }
-    assert len(classes) == 17, sorted(classes)
+    assert len(classes) == 18, sorted(classes)
     for name, kind in classes.items():
         fields = {field.name for field in dataclasses.fields(kind) if field.init}
         assert set(registry.KINDS[name].fields) == fields, name
@@ -396,6 +396,7 @@ LIKELIHOODS = {
     "categorical": (mf.likelihoods.Categorical(classes=4), 4, 0),
     "poisson": (mf.likelihoods.Poisson(), 1, 0),
     "negative_binomial": (mf.likelihoods.NegativeBinomial(), 2, 0),
+    "hurdle": (mf.likelihoods.HurdleNegativeBinomial(), 3, 0),
 }
 
 

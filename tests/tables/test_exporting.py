@@ -122,6 +122,7 @@ LINE = np.exp(WORLD[:, 0] + 0.3 * np.random.default_rng(6).normal(size=80))
         ("mixture", LINE),
         ("poisson", np.round(LINE)),
         ("zero_inflated", np.round(LINE)),
+        ("hurdle", np.round(LINE)),
         ("beta", LINE / (1 + LINE)),
         ("negative_binomial", np.round(LINE)),
         ("gamma", LINE),

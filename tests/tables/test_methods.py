@@ -176,7 +176,7 @@ def test_unknown_methods_are_told_the_known():
 def test_an_object_is_as_good_as_its_name(name):
     # A name has the smallest scale of its targets: 0.001, but for laws of some numbers only, which have none.
     counts, positive = np.round(10 + 3 * Y).clip(0), np.exp(Y)
-    some = dict.fromkeys(("poisson", "negative_binomial", "zero_inflated"), counts)
+    some = dict.fromkeys(("poisson", "negative_binomial", "zero_inflated", "hurdle"), counts)
     some |= {"gamma": positive, "beta": positive / (1 + positive)}
     y = some.get(name, Y)
     law = LIKELIHOODS[name](**({} if name in some else {"smallest_scale": 1e-3}))

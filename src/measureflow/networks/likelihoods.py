@@ -18,7 +18,7 @@ from numpyro.distributions.discrete import BernoulliLogits, CategoricalLogits, Z
 
 from measureflow.core.showing import one_line
 from measureflow.core.validation import positive_number, require_count
-from measureflow.networks.counts import PrecisePoisson
+from measureflow.networks.counts import HurdleNegativeBinomial2, PrecisePoisson
 from measureflow.networks.positive import PreciseGamma
 from measureflow.networks.rescaling import rescaled as rescaled
 from measureflow.saving.registry import saved
@@ -370,6 +370,26 @@ class ZeroInflatedNegativeBinomial(AbstractLikelihood):
 
     def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
         return ZeroInflatedLogits(_negative_binomial(outputs), outputs[..., 2])
+
+
+@saved
+class HurdleNegativeBinomial(AbstractLikelihood):
+    """Counts that are 0 with probability 1/(1 + exp(−o₃)), and else as `NegativeBinomial` has those above 0: for
+    more zeros or fewer than a law of counts explains (Mullahy, 1986).
+
+    Parameters
+    ----------
+    targets
+        How many numbers a case has to predict.
+    """
+
+    @property
+    def outputs_per_target(self) -> int:
+        return 3
+
+    def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
+        concentration = softplus(outputs[..., 1]) + _MARGIN
+        return HurdleNegativeBinomial2(_mean_count(outputs[..., 0]), concentration, outputs[..., 2])
 
 
 def _negative_binomial(outputs: Float[Array, "*batch k"]) -> Distribution:

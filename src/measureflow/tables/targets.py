@@ -41,6 +41,7 @@ LIKELIHOODS: dict[str, Any] = {
     "poisson": likelihoods.Poisson,
     "negative_binomial": likelihoods.NegativeBinomial,
     "zero_inflated": likelihoods.ZeroInflatedNegativeBinomial,
+    "hurdle": likelihoods.HurdleNegativeBinomial,
     "gamma": likelihoods.Gamma,
     "beta": likelihoods.Beta,
 }
@@ -72,6 +73,7 @@ _OF_MEANS = (
     likelihoods.Poisson,
     likelihoods.NegativeBinomial,
     likelihoods.ZeroInflatedNegativeBinomial,
+    likelihoods.HurdleNegativeBinomial,
     likelihoods.Gamma,
     likelihoods.Beta,
 )
