@@ -14,6 +14,7 @@ from measureflow.networks.likelihoods import (
     Beta,
     Gamma,
     HurdleNegativeBinomial,
+    NormalMixture,
     ZeroInflatedNegativeBinomial,
 )
 from measureflow.prediction.cumulative import tails
@@ -173,13 +174,14 @@ def test_draws_of_a_hurdle_have_its_law():
     assert np.all(np.abs(draws.mean(axis=0) - np.asarray(law.mean)) < 5 * error)
 
 
-def test_a_hurdle_of_several_targets_has_marginals():
-    likelihood = HurdleNegativeBinomial(targets=2)
-    outputs = jnp.asarray(RNG.normal(size=(4, 3, 6)), jnp.float32)
-    law, y = Mixture(likelihood(outputs)), np.array([[0, 2], [1, 0], [3, 3], [0, 0]])
-    one = Mixture(HurdleNegativeBinomial()(outputs[..., 1::2]))
-    assert_close(law.marginals.log_prob(y)[:, 1], one.log_prob(y[:, 1]), 1e-6)
-    assert law.log_prob(y).shape == (4,)
+@pytest.mark.parametrize("law", [HurdleNegativeBinomial, ZeroInflatedNegativeBinomial, NormalMixture])
+def test_several_targets_have_marginals(law):
+    outputs = jnp.asarray(RNG.normal(size=(4, 3, law(targets=2).width)), jnp.float32)
+    y = np.array([[0, 2], [1, 0], [3, 3], [0, 0]])
+    joint, one = Mixture(law(targets=2)(outputs)), Mixture(law()(outputs[..., 1::2]))
+    assert joint.log_prob(y).shape == (4,)
+    assert_close(joint.marginals.log_prob(y)[:, 1], one.log_prob(y[:, 1]), 1e-5)
+    assert_close(joint.marginals.mean[:, 1], one.mean, 1e-5)
 
 
 @pytest.mark.parametrize(

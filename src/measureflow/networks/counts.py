@@ -1,11 +1,10 @@
-"""Laws of counts that NumPyro lacks, or whose densities keep their digits in float32, however large the counts
-are.
+"""Laws of counts that NumPyro lacks, and laws whose densities keep their digits in float32, for any counts.
 
 NumPyro subtracts terms as large as y log y: of a Poisson count of 10⁶, log p is off by 1, of 10⁸ by 270.
 """
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +52,7 @@ class HurdleNegativeBinomial2(dist.Distribution):
         As in NumPyro.
     """
 
-    arg_constraints = {
+    arg_constraints: ClassVar = {
         "mean": constraints.positive,
         "concentration": constraints.positive,
         "gate_logits": constraints.real,
@@ -96,11 +95,10 @@ class HurdleNegativeBinomial2(dist.Distribution):
         return jnp.where(is_zero, log_sigmoid(gate), log_sigmoid(-gate) + count)
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Any:
-        """Draws. A count that is not 0 is one of a Poisson process on [0, 1] whose rate has a Gamma law:
+        """Draws. A count that is not 0 is one of a Poisson process on [0, 1] with a rate R of Gamma law: for
+        its first event T, drawn from its law given T < 1,
 
-            P(T > t) = (1 + tμ/α)^(−α),   rate | T = t ~ Gamma(α + 1, α/μ + t),   y = 1 + Poisson((1 − t) rate)
-
-        for its first event T, which is drawn from its law given T < 1.
+            P(T > t) = (1 + tμ/α)^(−α),   R | T ~ Gamma(α + 1, α/μ + T),   y = 1 + Poisson((1 − T) R).
         """
         shape = sample_shape + self.batch_shape
         first, second, third, fourth = jax.random.split(key, 4)

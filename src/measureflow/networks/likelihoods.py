@@ -374,8 +374,8 @@ class ZeroInflatedNegativeBinomial(AbstractLikelihood):
 
 @saved
 class HurdleNegativeBinomial(AbstractLikelihood):
-    """Counts that are 0 with probability 1/(1 + exp(−o₃)), and else as `NegativeBinomial` has those above 0: for
-    more zeros or fewer than a law of counts explains (Mullahy, 1986).
+    """Counts that are 0 with probability 1/(1 + exp(−o₃)), and else as `NegativeBinomial` has those above 0:
+    for more zeros or fewer than a law of counts explains (Mullahy, 1986).
 
     Parameters
     ----------

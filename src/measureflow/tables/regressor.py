@@ -57,9 +57,9 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     likelihood : str, AbstractLikelihood or tuple, optional
         "heteroscedastic" (one Normal, whose noise depends on the input), "mixture" (five of them: any shape),
         "homoscedastic" or "student_t"; "log_normal" and "log_mixture" for numbers > 0, laws of their
-        logarithm; "poisson", "negative_binomial", "zero_inflated" or "hurdle" for counts; "gamma" for numbers > 0
-        with noise in proportion, "beta" for numbers between 0 and 1. Or one of `mf.likelihoods`, or a pair of a
-        function outputs ↦ NumPyro distribution and the number of outputs that it reads. Targets are
+        logarithm; "poisson", "negative_binomial", "zero_inflated" or "hurdle" for counts; "gamma" for numbers
+        > 0 with noise in proportion, "beta" for numbers between 0 and 1. Or one of `mf.likelihoods`, or a
+        pair of a function outputs ↦ NumPyro distribution and the number of outputs that it reads. Targets are
         standardised for laws that are Normal, Student's or mixtures of Normals, and left as they are for
         others. None is "mixture", or "log_mixture" where log y is much nearer to a Normal law than y; for
         what looks like counts held-out rows choose between that and "negative_binomial", for numbers between
