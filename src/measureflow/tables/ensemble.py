@@ -193,7 +193,7 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         if again:
             require_unchanged(self)
         else:
-            self.input_mean_, self.input_scale_ = scaling(self, X, y, weights)
+            self.input_mean_, self.input_scale_ = scaling(self, X, self._points(y), weights)
             self._set_targets(y, weights)
         inputs = standardised(X, self.input_mean_, self.input_scale_)
         models = (self._last_model(len(inputs), y),) if again else self._models(inputs, y, weights)
@@ -206,6 +206,10 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
     @abc.abstractmethod
     def _validated(self, X: Any, y: Any, again: bool) -> tuple[Any, np.ndarray]:
         """Rows and targets, checked; frames as they are; `again` against what a warm start goes on from."""
+
+    def _points(self, y: np.ndarray) -> np.ndarray:
+        """A target for every row, where some are known by bounds only."""
+        return y
 
     def _reweighted(self, weights: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Weights of rows, by what their targets count for."""

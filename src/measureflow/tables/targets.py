@@ -98,20 +98,26 @@ class TargetUnits(NamedTuple):
     log: bool = False
 
     @classmethod
-    def of(cls, likelihood: Any, y: np.ndarray, weights: np.ndarray) -> "TargetUnits":
-        """Those of a table's targets, for a law that `likelihood=` stands for."""
+    def of(
+        cls, likelihood: Any, y: np.ndarray, weights: np.ndarray, known: np.ndarray | None = None
+    ) -> "TargetUnits":
+        """Those of a table's targets, for a law that `likelihood=` stands for. What is rounded is seen by
+        those that are `known`, where others are bounds."""
+        exact = y if known is None else y[known]
         log = is_of_logarithms(likelihood)
         if log:
             _require_positive(likelihood, y)
             mean, scale = moments("log y", np.log(y), weights)
             # A step of y is one of log y that is as much smaller as y is large: here, at the median.
-            return cls(mean, scale, smallest_scale(y, np.median(y) * scale), log)
+            return cls(mean, scale, smallest_scale(exact, np.median(y) * scale), log)
         mean, scale = moments("y", y, weights)
-        return cls(mean, scale, smallest_scale(y, scale))
+        return cls(mean, scale, smallest_scale(exact, scale))
 
     def standardised(self, y: np.ndarray) -> np.ndarray:
         """As the network sees them."""
-        values = np.log(y) if self.log else y
+        with np.errstate(divide="ignore"):
+            # Bounds may be infinite, and a lower one is none where it is not above 0.
+            values = np.log(np.maximum(y, 0.0)) if self.log else y
         return ((values - np.squeeze(self.mean)) / np.squeeze(self.scale)).astype(np.float32)
 
     def log_volume(self, y: np.ndarray) -> np.ndarray:
@@ -135,6 +141,8 @@ def smallest_scale(y: np.ndarray, scale: np.ndarray) -> float:
     many rows have would be rewarded without end, and tell nothing of the number before it was rounded. It is
     rounded up to a power of two: so the splits of a table, whose deviations differ a little, share a program.
     """
+    if len(y) == 0:
+        return _SMALLEST_SCALE
     columns = (y / scale).reshape(len(y), -1).T
     floor = min(_resolution(column) for column in columns) / math.sqrt(2 * math.pi)
     if floor <= _SMALLEST_SCALE:
