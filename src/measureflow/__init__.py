@@ -48,7 +48,7 @@ from measureflow.numerics.interactions import (
 )
 from measureflow.prediction import metrics
 from measureflow.prediction.conformal import Conformal
-from measureflow.prediction.predictive import LogMixture, Mixture, Predictive
+from measureflow.prediction.predictive import LogMixture, Mixture, Predictive, YeoJohnson, YeoJohnsonMixture
 from measureflow.prediction.spread import Spread
 from measureflow.runs.checkpoint import Checkpoint
 from measureflow.runs.draws import Draws
@@ -204,6 +204,8 @@ __all__ = [
     "WassersteinFlow",
     "Whiten",
     "WithStatistics",
+    "YeoJohnson",
+    "YeoJohnsonMixture",
     "cross_validate",
     "datasets",
     "deep_ensemble",

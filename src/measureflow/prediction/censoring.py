@@ -6,9 +6,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from measureflow.prediction.arguments import components_of, continuous_targets, in_standard_units
-from measureflow.prediction.logarithmic import LogMixture
 from measureflow.prediction.quantiles import compiled_tails
 from measureflow.prediction.rowwise import negative_log_likelihoods
+from measureflow.prediction.transformed import TransformedMixture
 from measureflow.prediction.units import as_jax_has_it
 
 #: What `censoring=` takes where y has two columns of bounds.
@@ -78,8 +78,8 @@ def censored_log_likelihoods(law: Any, bounds: Float[np.ndarray, "rows 2"]) -> F
     continuous_targets(law, points)
     densities = negative_log_likelihoods(law, np.where(known, points, np.median(points)))
     with np.errstate(divide="ignore"):
-        if isinstance(law, LogMixture):
-            law, bounds = law.logarithm, np.log(np.maximum(bounds, 0.0))
+        if isinstance(law, TransformedMixture):
+            law, bounds = law.inner, law.there(bounds)
         tails = [_tails(law, column) for column in bounds.T]
         (below_low, above_low), (below_high, above_high) = tails
         # The smaller of two tails knows more digits of what is between.

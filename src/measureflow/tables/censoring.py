@@ -7,10 +7,10 @@ import numpy as np
 from measureflow.networks.censoring import CensoredLikelihood, knows_masses
 from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.tables.models import Model
-from measureflow.tables.targets import law_of
+from measureflow.tables.targets import OF_LOGARITHMS, OF_POWERS, law_of
 
 #: The laws that know the mass between two bounds, by name.
-OF_BOUNDS = ("heteroscedastic", "homoscedastic", "mixture", "log_normal", "log_mixture")
+OF_BOUNDS = ("heteroscedastic", "homoscedastic", "mixture", *OF_LOGARITHMS, *OF_POWERS)
 
 
 class Bounds(NamedTuple):

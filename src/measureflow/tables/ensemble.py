@@ -255,6 +255,17 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         """Whether the network predicts log y."""
         return False
 
+    def _transform(self) -> Any:
+        """What the network sees of y, if not y itself or its logarithm."""
+        return None
+
+    def _inner(self) -> tuple[Any, ...]:
+        """Units, and transform, of laws in single precision: all but what `_in_units` adds afterwards."""
+        if self._transform() is not None:
+            return (*self._units(), self._transform().standardised)
+        # Of log y, the scale is inside the exponential; its location is a factor outside.
+        return (0.0, self._units()[1]) if self._sees_logarithms() else ()
+
     def _models(self, inputs: np.ndarray, y: np.ndarray, weights: np.ndarray) -> "tuple[Model, ...]":
         """Those that held-out rows may choose from, the simplest first."""
         hidden, encoding = require_hidden(self.hidden), require_encoding(self.encoding)
@@ -360,21 +371,19 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         self.history_ = found.history
         self.validation_scores_ = scores_of(choice, [model.shape.name for model in models])
 
-    def _predictive(self, location: Any = None, scale: Any = None) -> Predictive:
+    def _predictive(self, location: Any = None, scale: Any = None, transform: Any = None) -> Predictive:
         particles = jax.tree.map(jnp.asarray, self.particles_)
         spread = None
         if len(self._spreads(self.network_, self.likelihood_)) > 1:
             spread = Spread(self.spread_, self.spread_power_, self.typical_deviation_)
-        of_logarithms = self._sees_logarithms()
-        return Predictive(self.network_, self.likelihood_, particles, location, scale, spread, of_logarithms)
+        law = (self.network_, self.likelihood_, particles)
+        return Predictive(*law, location, scale, spread, self._sees_logarithms(), transform)
 
     def _map(self, function: Callable, X: Any) -> Any:
         """`function` of the predictive mixture of every row, in the units that the network sees."""
         keep_programs()
         rows = self._rows(X)
-        # Of log y, the scale is inside the exponential; its location is a factor outside.
-        unit = (0.0, self._units()[1]) if self._sees_logarithms() else ()
-        values = self._predictive(*unit).map(function, rows)
+        values = self._predictive(*self._inner()).map(function, rows)
         return jax.tree.map(lambda value: np.asarray(value, np.float64), values)
 
     def _rows(self, X: Any) -> np.ndarray:
@@ -387,7 +396,7 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         It is computed in single precision, in standardised units; its numbers in the units of the targets are
         float64 of NumPy."""
         rows = self._rows(X)
-        return self._predictive(*self._units())(rows)
+        return self._predictive(*self._units(), self._transform())(rows)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -20,7 +20,7 @@ from measureflow.networks.likelihoods import AbstractLikelihood
 from measureflow.networks.network import Network
 from measureflow.prediction.arguments import require_coverage
 from measureflow.prediction.censoring import are_known, bounds_of, points_of
-from measureflow.prediction.predictive import Mixture
+from measureflow.prediction.predictive import Mixture, YeoJohnson
 from measureflow.runs.checkpoint import Checkpoint
 from measureflow.runs.driver import Callback
 from measureflow.saving.registry import require
@@ -39,6 +39,7 @@ from measureflow.tables.targets import (
     changes_units,
     head_for,
     is_of_logarithms,
+    is_of_powers,
     law_of,
     likelihoods_for,
     require_support,
@@ -63,13 +64,15 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     likelihood : str, AbstractLikelihood or tuple, optional
         "heteroscedastic" (one Normal, whose noise depends on the input), "mixture" (five of them: any shape),
         "homoscedastic" or "student_t"; "log_normal" and "log_mixture" for numbers > 0, laws of their
-        logarithm; "poisson", "negative_binomial", "zero_inflated" or "hurdle" for counts; "gamma" for numbers
-        > 0 with noise in proportion, "beta" for numbers between 0 and 1. Or one of `mf.likelihoods`, or a
-        pair of a function outputs ↦ NumPyro distribution and the number of outputs that it reads. Targets are
-        standardised for laws that are Normal, Student's or mixtures of Normals, and left as they are for
-        others. None is "mixture", or "log_mixture" where log y is much nearer to a Normal law than y; for
-        what looks like counts held-out rows choose between that and "negative_binomial", for numbers between
-        0 and 1 between that and "beta". With fewer than 50 rows it is "heteroscedastic".
+        logarithm; "yeo_johnson_normal" and "yeo_johnson_mixture" for skewed numbers of any sign, laws of
+        their power transform (Yeo and Johnson, 2000); "poisson", "negative_binomial", "zero_inflated" or
+        "hurdle" for counts; "gamma" for numbers > 0 with noise in proportion, "beta" for numbers between 0
+        and 1. Or one of `mf.likelihoods`, or a pair of a function outputs ↦ NumPyro distribution and the
+        number of outputs that it reads. Targets are standardised for laws that are Normal, Student's or
+        mixtures of Normals, and left as they are for others. None is "mixture", or "log_mixture" where log y
+        is much nearer to a Normal law than y; for what looks like counts held-out rows choose between that
+        and "negative_binomial", for numbers between 0 and 1 between that and "beta". With fewer than 50 rows
+        it is "heteroscedastic".
     particles : int
         How many networks.
     hidden : sequence of int, optional
@@ -139,6 +142,9 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         y allows.
     target_log_ : bool
         Whether the network sees log y; then `target_mean_` and `target_scale_` are of log y.
+    target_transform_ : YeoJohnson or None
+        What the network sees of y under a law of that name; then `target_mean_` and `target_scale_` are of
+        that.
     n_iter_ : int
         The steps that the particles took.
     history_ : History
@@ -163,6 +169,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     target_mean_: np.ndarray
     target_scale_: np.ndarray
     target_log_: bool
+    target_transform_: YeoJohnson | None = None
     censored_: bool = False
     smallest_scale_: float
 
@@ -310,6 +317,9 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         positive_number("smallest_scale_", self.smallest_scale_, "")
         is_log = is_of_logarithms(getattr(self.shape_, "likelihood", None))
         require(self.target_log_ is is_log, "target_log_ is not that of the likelihood")
+        bent = is_of_powers(getattr(self.shape_, "likelihood", None))
+        sound = isinstance(self.target_transform_, YeoJohnson) if bent else self.target_transform_ is None
+        require(sound, "target_transform_ is not that of the likelihood")
         require(isinstance(self.censored_, bool), "censored_ is neither True nor False")
 
     def _targets(self) -> int:
@@ -328,6 +338,9 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     def _sees_logarithms(self) -> bool:
         return self.target_log_
 
+    def _transform(self) -> YeoJohnson | None:
+        return self.target_transform_
+
     def _has_units(self) -> bool:
         """Whether targets are standardised."""
         return changes_units(self.network_, self.likelihood_)
@@ -337,7 +350,8 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         return TargetUnits.of(likelihood, self._points(y), weights, known)
 
     def _target_units(self) -> TargetUnits:
-        return TargetUnits(self.target_mean_, self.target_scale_, self.smallest_scale_, self.target_log_)
+        units = (self.target_mean_, self.target_scale_, self.smallest_scale_)
+        return TargetUnits(*units, self.target_log_, self.target_transform_)
 
     def _head(self, likelihood: Any, units: TargetUnits) -> Head:
         return head_for(likelihood, self._targets(), units.mean, units.floor)
@@ -357,12 +371,12 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     def _seen(self, model: Model, units: TargetUnits, y: np.ndarray) -> Model:
         if self.censored_:
             model = censored(model)
-        if changes_units(model.loss.network, model.loss.likelihood) and not units.log:
+        if changes_units(model.loss.network, model.loss.likelihood) and not units.bends:
             return model._replace(units=units, targets=units.standardised)
         # Held-out densities are compared as those of standardised targets.
         scale = moments("y", self._points(y), np.ones(len(y)))[1]
-        volume = functools.partial(_log_volume, units if units.log else None, float(np.sum(np.log(scale))))
-        targets = units.standardised if units.log else _single
+        volume = functools.partial(_log_volume, units if units.bends else None, float(np.sum(np.log(scale))))
+        targets = units.standardised if units.bends else _single
         return model._replace(units=units, targets=targets, log_volume=volume)
 
     def _take(self, found: Ensemble, models: tuple[Model, ...]) -> None:
@@ -372,6 +386,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         units = models[found.choice.model].units
         self.target_mean_, self.target_scale_ = units.mean, units.scale
         self.smallest_scale_, self.target_log_ = units.floor, units.log
+        self.target_transform_ = units.transform
 
     def _in_units(self, values: np.ndarray, shifted: bool = True) -> np.ndarray:
         """As the targets were given: in their columns, and in their units, which may need more digits than
@@ -382,6 +397,9 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         if self.target_log_:
             # Exponentials of what the network sees, times its scale: all but the mean of log y is there.
             return np.exp(self.target_mean_) * values
+        if self.target_transform_ is not None:
+            location, scale = self.target_transform_.location, self.target_transform_.scale
+            return scale * values + (location if shifted else 0.0)
         return self.target_scale_ * values + (self.target_mean_ if shifted else 0.0)
 
 
