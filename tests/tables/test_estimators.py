@@ -677,7 +677,7 @@ def test_warm_start_goes_on():
 )
 def test_a_warm_start_with_other_settings_is_refused(change):
     estimator = shell(warm_start=True).fit(X, Y).set_params(**change)
-    with pytest.raises(ValueError, match="hidden, encoding, activation, particles or likelihood were"):
+    with pytest.raises(ValueError, match="encoding, activation, particles, likelihood or ordinal were"):
         estimator.fit(X, np.abs(np.round(Y)))
 
 

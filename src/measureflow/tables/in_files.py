@@ -47,6 +47,8 @@ def _described(estimator: Any) -> dict[str, Any]:
         # Labels need not be texts, as the keys of a file's dictionaries are.
         pairs = settings["class_weight"].items()
         settings["class_weight"] = [(np.asarray(label).item(), weight) for label, weight in pairs]
+    if not isinstance(settings.get("ordinal", False), bool):
+        settings["ordinal"] = np.asarray(settings["ordinal"]).tolist()
     return {"settings": settings, "fitted": fitted}
 
 

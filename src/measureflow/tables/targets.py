@@ -88,6 +88,7 @@ _KNOWN = {
     likelihoods.StudentT: True,
     likelihoods.NormalMixture: True,
     likelihoods.Categorical: False,
+    likelihoods.Ordinal: False,
     Shifted: False,
 }
 
