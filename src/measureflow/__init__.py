@@ -244,6 +244,7 @@ saved_later("measureflow.tables.classifier", "EnsembleClassifier")
 saved_later(
     "measureflow.tables.regressor", "Columns", "EnsembleRegressor", "PiecewiseLinear", "Shape", "Shifted"
 )
+saved_later("measureflow.tables.posterior", "Verdict")
 
 
 def __getattr__(name: str) -> Any:

@@ -58,7 +58,7 @@ LOG_SCORE = mf.Method("log score", log_score)
 
 
 def test_names_are_objects():
-    assert list(METHODS) == ["DRLE", "DRE", "DLE", "DE", "FD-GVI", "PrO"]
+    assert list(METHODS) == ["DRLE", "DRE", "DLE", "DE", "FD-GVI", "PrO", "posterior"]
     by_name, by_object = regressor("DE").fit(X, Y), regressor(METHODS["DE"]).fit(X, Y)
     assert same(by_name, by_object)
 
@@ -163,7 +163,7 @@ def test_wrong_methods_raise(wrong, message, as_a_user_runs_it):
 def test_unknown_methods_are_told_the_known():
     for wrong in ("SVGD", 3, log_score):
         with pytest.raises(
-            ValueError, match=r"method must be one of DRLE, DRE, DLE, DE, FD-GVI, PrO, got .*mf.Method"
+            ValueError, match=r"must be one of DRLE, DRE, DLE, DE, FD-GVI, PrO, posterior, got .*mf.Method"
         ):
             regressor(wrong).fit(X, Y)
 

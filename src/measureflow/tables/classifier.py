@@ -34,7 +34,8 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     Parameters
     ----------
     method : str or Method
-        "DRLE" (default), "DRE", "DLE", "DE", "FD-GVI" or "PrO", or an `mf.Method` of your own.
+        "DRLE" (default), "DRE", "DLE", "DE", "FD-GVI" or "PrO", or an `mf.Method` of your own; "posterior" as
+        in `EnsembleRegressor`.
     particles : int
         How many networks.
     hidden : sequence of int, optional
@@ -113,6 +114,8 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     validation_scores_ : dict of arrays
         `model`, `prior_weight`, `share_of_steps`, `binned`, `log_density`, the mean held-out log probability,
         and `share` of each candidate, as in `EnsembleRegressor`.
+    certificate_ : Verdict or None
+        As in `EnsembleRegressor`.
     input_mean_, input_scale_ : array
         Scaling.
     n_features_in_, feature_names_in_ : int, array of str
@@ -228,7 +231,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         require(sorted_once, "classes_ are no sorted classes")
 
     def _shapes(self, y: np.ndarray, columns: int) -> tuple[Shape, ...]:
-        return default_shapes(len(y), columns, (None,))
+        return default_shapes(self._rows_to_choose_by(y), columns, (None,))
 
     def _spreads(self, network: Network, likelihood: Callable) -> np.ndarray:
         return TEMPERATURES

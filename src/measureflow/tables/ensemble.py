@@ -36,6 +36,7 @@ from measureflow.tables.inputs import numbers, require_fitted, require_mass, sca
 from measureflow.tables.members import members_of, most_frequent, parts_given, scores_of
 from measureflow.tables.methods import Method, method_of
 from measureflow.tables.models import Model, Shape, given, require_encoding, require_hidden
+from measureflow.tables.posterior import Verdict, drawn_for, is_sampled, require_sampled
 from measureflow.tables.reading import is_frame
 from measureflow.tables.recipe import Recipe, batch_size_for, steps_for
 from measureflow.tables.scaling import standardised
@@ -75,6 +76,7 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
     n_iter_: int
     history_: History
     validation_scores_: dict[str, np.ndarray]
+    certificate_: Verdict | None = None
 
     def __init__(
         self,
@@ -166,6 +168,8 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         """What there is to say about convergence. Early stopping asks held-out rows, and who stops a fit by a
         callback has reasons."""
         mine = found.of_tables[index]
+        if self.certificate_ is not None:
+            return None if self.certificate_ else str(self.certificate_)
         if found.interrupted:
             return (
                 f"{found.interrupted} at step {self.n_iter_} of {mine.planned}: the model is the one of that "
@@ -222,6 +226,10 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
     @abc.abstractmethod
     def _shapes(self, y: np.ndarray, columns: int) -> tuple[Shape, ...]:
         """What held-out rows may choose from."""
+
+    def _rows_to_choose_by(self, y: np.ndarray) -> int:
+        """Draws of a posterior are not chosen among: they have the network and the law of few rows."""
+        return 0 if is_sampled(self.method) else len(y)
 
     @abc.abstractmethod
     def _units_for(self, likelihood: Any, y: np.ndarray, weights: np.ndarray) -> Any:
@@ -333,6 +341,8 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         """Fit one ensemble per table, all in one program, and give each to its estimator."""
         keep_programs()
         rng = check_random_state(self.random_state)
+        if is_sampled(self.method):
+            return self._draw(estimators, prepared, rng, callbacks, checkpoint)
         tables, validation = [one.table for one in prepared], None
         if self.early_stopping:
             cut = [table.cut(self.validation_fraction, rng) for table in tables]
@@ -358,6 +368,28 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
                 estimator._take(ensemble, one.models)
         return found
 
+    def _draw(
+        self,
+        estimators: "list[AbstractEnsemble]",
+        prepared: "list[Prepared]",
+        rng: np.random.RandomState,
+        callbacks: Sequence[Callback],
+        checkpoint: Checkpoint | None,
+    ) -> Ensembles:
+        """`_learn`, of a method that draws networks from the posterior in the place of training them."""
+        require_sampled(self, callbacks)
+        found = []
+        for estimator, one in zip(estimators, prepared, strict=True):
+            key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
+            recipe, shown = self._recipe(len(one.table.weights)), self.verbose > 0
+            ensemble, verdict = drawn_for(
+                one.table, one.models[0], recipe, key, progress=shown, checkpoint=checkpoint
+            )
+            estimator._take(ensemble, one.models)
+            estimator.certificate_ = verdict
+            found.append(ensemble)
+        return Ensembles(found)
+
     def _take(self, found: Ensemble, models: "tuple[Model, ...]") -> None:
         choice, model = found.choice, models[found.choice.model]
         if not self._goes_on():
@@ -368,6 +400,7 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         self.members_ = members_of(choice.parts, self.particles)
         self.prior_weight_ = most_frequent(self.members_["prior_weight"])
         self.n_iter_ = found.steps
+        self.certificate_ = None
         self.history_ = found.history
         self.validation_scores_ = scores_of(choice, [model.shape.name for model in models])
 

@@ -60,7 +60,9 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     Parameters
     ----------
     method : str or Method
-        "DRLE" (default), "DRE", "DLE", "DE", "FD-GVI" or "PrO", or an `mf.Method` of your own.
+        "DRLE" (default), "DRE", "DLE", "DE", "FD-GVI" or "PrO", or an `mf.Method` of your own. "posterior"
+        draws networks from the posterior with `mf.sample`, for small tables: `certificate_` says whether they
+        can be trusted to be such draws.
     likelihood : str, AbstractLikelihood or tuple, optional
         "heteroscedastic" (one Normal, whose noise depends on the input), "mixture" (five of them: any shape),
         "homoscedastic" or "student_t"; "log_normal" and "log_mixture" for numbers > 0, laws of their
@@ -155,6 +157,8 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         `model`, `prior_weight`, `share_of_steps`, `binned`, `log_density` and `share`, with one entry for
         each candidate: the mean log density of held-out rows, in units of standardised targets, at the spread
         that suits it, and its share of the ensemble; empty where nothing was chosen.
+    certificate_ : Verdict or None
+        With method="posterior": whether the sampler's draws are certified, and what speaks against them.
     input_mean_, input_scale_, target_mean_, target_scale_ : array
         Scaling.
     target_shape_ : tuple
@@ -330,7 +334,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         if self.likelihood is None:
             laws = likelihoods_for(self._points(y))
             laws = tuple(law for law in laws if law in OF_BOUNDS) if self.censored_ else laws
-        return default_shapes(len(y), columns, laws)
+        return default_shapes(self._rows_to_choose_by(y), columns, laws)
 
     def _spreads(self, network: Network, likelihood: Callable) -> np.ndarray:
         return SPREADS if changes_units(network, likelihood) else NO_SPREADS
