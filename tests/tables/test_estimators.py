@@ -200,8 +200,8 @@ def test_what_is_predicted_for_a_row_does_not_depend_on_the_others(fitted):
 
 
 @pytest.mark.few(3)
-# PrO's members specialise, and forty rows are too few for that: test_methods.py has it. Draws of the posterior
-# are in test_posterior.py.
+# PrO's members specialise, and forty rows are too few for that: test_methods.py has it. test_posterior.py has
+# draws of the posterior.
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("PrO", "posterior")])
 def test_methods_learn(method):
     estimator = regressor(method=method).fit(X, Y)

@@ -36,6 +36,9 @@ class _TwoBounds(constraints.Constraint):
         return (), ((), {})
 
 
+_TWO_BOUNDS = _TwoBounds()
+
+
 class Censored(Distribution):
     """Of Y, two bounds are known, an event (low, high):
 
@@ -51,15 +54,20 @@ class Censored(Distribution):
         As in NumPyro.
     """
 
-    support = _TwoBounds()
     pytree_data_fields = ("base_dist",)
 
     def __init__(self, base_dist: Distribution, *, validate_args: bool | None = None):
         self.base_dist = base_dist
         super().__init__(base_dist.batch_shape, (2,), validate_args=validate_args)
 
-    def log_prob(self, value: Float[Array, "... 2"]) -> Float[Array, "..."]:
+    @property
+    def support(self) -> Any:
+        """Two bounds."""
+        return _TWO_BOUNDS
+
+    def log_prob(self, value: Any, intermediates: Any = None) -> Float[Array, "..."]:
         """Of the bounds."""
+        del intermediates
         low, high = value[..., 0], value[..., 1]
         exact = low == high
         # What is not chosen is computed, too, and so are its derivatives: they must be finite.

@@ -4,7 +4,7 @@ NumPyro subtracts terms as large as y log y: of a Poisson count of 10⁶, log p 
 """
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,13 @@ class PrecisePoisson(dist.Poisson):
         return jnp.where(large, saddle, few)
 
 
+_ARGUMENTS = {
+    "mean": constraints.positive,
+    "concentration": constraints.positive,
+    "gate_logits": constraints.real,
+}
+
+
 class HurdleNegativeBinomial2(dist.Distribution):
     """0 with probability g; else a negative binomial count of mean μ and variance μ + μ²/α that is not 0:
 
@@ -52,12 +59,7 @@ class HurdleNegativeBinomial2(dist.Distribution):
         As in NumPyro.
     """
 
-    arg_constraints: ClassVar = {
-        "mean": constraints.positive,
-        "concentration": constraints.positive,
-        "gate_logits": constraints.real,
-    }
-    support = constraints.nonnegative_integer
+    arg_constraints = _ARGUMENTS
     pytree_data_fields = ("_mean", "concentration", "gate_logits")
 
     def __init__(self, mean: Any, concentration: Any, gate_logits: Any, *, validate_args: bool | None = None):
@@ -66,6 +68,11 @@ class HurdleNegativeBinomial2(dist.Distribution):
             mean, concentration, gate_logits, shape=shape
         )
         super().__init__(shape, validate_args=validate_args)
+
+    @property
+    def support(self) -> Any:
+        """0, 1, 2, …."""
+        return constraints.nonnegative_integer
 
     def get_args(self) -> dict[str, Any]:
         """What it was made of; `mean` is that of the law."""
@@ -87,8 +94,9 @@ class HurdleNegativeBinomial2(dist.Distribution):
         return -alpha * jnp.log1p(strong(self._mean) / alpha)
 
     @validate_sample
-    def log_prob(self, value: Any) -> Float[Array, "..."]:
+    def log_prob(self, value: Any, intermediates: Any = None) -> Float[Array, "..."]:
         """log P(value)."""
+        del intermediates
         gate, is_zero = strong(self.gate_logits), jnp.asarray(value) == 0
         # What is not chosen is computed, too, and must be finite.
         count = self.whole.log_prob(jnp.where(is_zero, 1, value)) - jnp.log(-jnp.expm1(self.log_zero))

@@ -141,13 +141,17 @@ class YeoJohnsonMixture(TransformedMixture):
         ψ, with the units of y.
     """
 
-    support = constraints.real
     pytree_data_fields = ("transformed", "transform")
 
     def __init__(self, transformed: Mixture, transform: YeoJohnson, *, validate_args: bool | None = None):
         normal_of("transformed", transformed, "use likelihood='yeo_johnson_mixture'.")
         self.transformed, self.transform = transformed, transform
         super().__init__(transformed.batch_shape, (), validate_args=validate_args)
+
+    @property
+    def support(self) -> Any:
+        """All numbers."""
+        return constraints.real
 
     @property
     def inner(self) -> Mixture:
@@ -200,8 +204,8 @@ class YeoJohnsonMixture(TransformedMixture):
     def _times(self, value: Float[Array, "..."], power: int, shift: bool = False) -> Numbers:
         location, scale = self.transform.location, self.transform.scale
         if is_concrete((value, location, scale)):
-            value = np.asarray(value, np.float64)
-            return np.asarray(scale**power * value + (location if shift else 0.0))
+            number = np.asarray(value, np.float64)
+            return np.asarray(scale**power * number + (location if shift else 0.0))
         location, scale = (jnp.asarray(number, value.dtype) for number in (location, scale))
         return scale**power * value + (location if shift else 0.0)
 

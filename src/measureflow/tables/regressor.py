@@ -305,7 +305,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
                 f"y has shape {y.shape}, but the fit that warm_start goes on from had targets of shape "
                 f"{self.target_shape_}; set warm_start=False."
             )
-        return X, bounds if self.censored_ else y
+        return X, y if bounds is None or not self.censored_ else bounds
 
     def _points(self, y: np.ndarray) -> np.ndarray:
         return points_of(y) if self.censored_ else y
@@ -403,7 +403,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
             return np.exp(self.target_mean_) * values
         if self.target_transform_ is not None:
             location, scale = self.target_transform_.location, self.target_transform_.scale
-            return scale * values + (location if shifted else 0.0)
+            return np.asarray(scale * values + (location if shifted else 0.0))
         return self.target_scale_ * values + (self.target_mean_ if shifted else 0.0)
 
 
