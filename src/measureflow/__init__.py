@@ -48,7 +48,7 @@ from measureflow.numerics.interactions import (
 )
 from measureflow.prediction import metrics
 from measureflow.prediction.conformal import Conformal
-from measureflow.prediction.predictive import LogMixture, Mixture, Predictive
+from measureflow.prediction.predictive import LogMixture, Mixture, Predictive, YeoJohnson, YeoJohnsonMixture
 from measureflow.prediction.spread import Spread
 from measureflow.runs.checkpoint import Checkpoint
 from measureflow.runs.draws import Draws
@@ -204,6 +204,8 @@ __all__ = [
     "WassersteinFlow",
     "Whiten",
     "WithStatistics",
+    "YeoJohnson",
+    "YeoJohnsonMixture",
     "cross_validate",
     "datasets",
     "deep_ensemble",
@@ -242,6 +244,7 @@ saved_later("measureflow.tables.classifier", "EnsembleClassifier")
 saved_later(
     "measureflow.tables.regressor", "Columns", "EnsembleRegressor", "PiecewiseLinear", "Shape", "Shifted"
 )
+saved_later("measureflow.tables.posterior", "Verdict")
 
 
 def __getattr__(name: str) -> Any:

@@ -219,7 +219,7 @@ def test_kinds_have_the_fields_of_their_classes():
             if kind.__module__.startswith("measureflow.")
         },
     }
-    assert len(classes) == 17, sorted(classes)
+    assert len(classes) == 19, sorted(classes)
     for name, kind in classes.items():
         fields = {field.name for field in dataclasses.fields(kind) if field.init}
         assert set(registry.KINDS[name].fields) == fields, name
@@ -394,8 +394,10 @@ LIKELIHOODS = {
     "student_t": (mf.likelihoods.StudentT(), 2, 1),
     "bernoulli": (mf.likelihoods.Bernoulli(targets=3), 3, 0),
     "categorical": (mf.likelihoods.Categorical(classes=4), 4, 0),
+    "ordinal": (mf.likelihoods.Ordinal(classes=4, order=(2, 0, 1, 3)), 1, 3),
     "poisson": (mf.likelihoods.Poisson(), 1, 0),
     "negative_binomial": (mf.likelihoods.NegativeBinomial(), 2, 0),
+    "hurdle": (mf.likelihoods.HurdleNegativeBinomial(), 3, 0),
 }
 
 

@@ -200,8 +200,9 @@ def test_what_is_predicted_for_a_row_does_not_depend_on_the_others(fitted):
 
 
 @pytest.mark.few(3)
-# PrO's members specialise, and forty rows are too few for that: test_methods.py has it.
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "PrO"])
+# PrO's members specialise, and forty rows are too few for that: test_methods.py has it. test_posterior.py has
+# draws of the posterior.
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("PrO", "posterior")])
 def test_methods_learn(method):
     estimator = regressor(method=method).fit(X, Y)
     assert estimator.score(TEST_X, TEST_Y) > 0.5
@@ -569,7 +570,7 @@ def test_sets_of_classes():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "SVGD"}, "method must be one of DRLE, DRE, DLE, DE, FD-GVI, PrO, got 'SVGD'"),
+        ({"method": "SVGD"}, "method must be one of DRLE, DRE, DLE, DE, FD-GVI, PrO, posterior, got 'SVGD'"),
         ({"likelihood": "cauchy"}, "likelihood must be one of .* got 'cauchy'"),
         ({"particles": 0}, "particles must be at least 1, got 0"),
         ({"hidden": 50}, "hidden"),
@@ -677,7 +678,7 @@ def test_warm_start_goes_on():
 )
 def test_a_warm_start_with_other_settings_is_refused(change):
     estimator = shell(warm_start=True).fit(X, Y).set_params(**change)
-    with pytest.raises(ValueError, match="hidden, encoding, activation, particles or likelihood were"):
+    with pytest.raises(ValueError, match="encoding, activation, particles, likelihood or ordinal were"):
         estimator.fit(X, np.abs(np.round(Y)))
 
 

@@ -122,10 +122,12 @@ LINE = np.exp(WORLD[:, 0] + 0.3 * np.random.default_rng(6).normal(size=80))
         ("mixture", LINE),
         ("poisson", np.round(LINE)),
         ("zero_inflated", np.round(LINE)),
+        ("hurdle", np.round(LINE)),
         ("beta", LINE / (1 + LINE)),
         ("negative_binomial", np.round(LINE)),
         ("gamma", LINE),
         ("log_normal", LINE),
+        ("yeo_johnson_mixture", 1e9 - LINE),
     ],
 )
 def test_every_law_is_exported(law, targets, tmp_path):

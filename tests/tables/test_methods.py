@@ -58,7 +58,7 @@ LOG_SCORE = mf.Method("log score", log_score)
 
 
 def test_names_are_objects():
-    assert list(METHODS) == ["DRLE", "DRE", "DLE", "DE", "FD-GVI", "PrO"]
+    assert list(METHODS) == ["DRLE", "DRE", "DLE", "DE", "FD-GVI", "PrO", "posterior"]
     by_name, by_object = regressor("DE").fit(X, Y), regressor(METHODS["DE"]).fit(X, Y)
     assert same(by_name, by_object)
 
@@ -163,7 +163,7 @@ def test_wrong_methods_raise(wrong, message, as_a_user_runs_it):
 def test_unknown_methods_are_told_the_known():
     for wrong in ("SVGD", 3, log_score):
         with pytest.raises(
-            ValueError, match=r"method must be one of DRLE, DRE, DLE, DE, FD-GVI, PrO, got .*mf.Method"
+            ValueError, match=r"must be one of DRLE, DRE, DLE, DE, FD-GVI, PrO, posterior, got .*mf.Method"
         ):
             regressor(wrong).fit(X, Y)
 
@@ -176,7 +176,7 @@ def test_unknown_methods_are_told_the_known():
 def test_an_object_is_as_good_as_its_name(name):
     # A name has the smallest scale of its targets: 0.001, but for laws of some numbers only, which have none.
     counts, positive = np.round(10 + 3 * Y).clip(0), np.exp(Y)
-    some = dict.fromkeys(("poisson", "negative_binomial", "zero_inflated"), counts)
+    some = dict.fromkeys(("poisson", "negative_binomial", "zero_inflated", "hurdle"), counts)
     some |= {"gamma": positive, "beta": positive / (1 + positive)}
     y = some.get(name, Y)
     law = LIKELIHOODS[name](**({} if name in some else {"smallest_scale": 1e-3}))

@@ -311,7 +311,9 @@ def test_batch_sizes():
 
 
 def test_candidates_go_by_method_and_rows():
-    others = {"DE": WITHOUT_ENTROPY, "DRE": WITHOUT_ENTROPY, "PrO": SCORED_TOGETHER}
+    others = {"DE": WITHOUT_ENTROPY, "DRE": WITHOUT_ENTROPY, "PrO": SCORED_TOGETHER} | {
+        "posterior": (Candidate(1.0),)
+    }
     for name, method in METHODS.items():
         expected = others.get(name, WITH_ENTROPY)
         assert Recipe(method).candidates(FEWEST_TO_CHOOSE) == expected
@@ -461,7 +463,7 @@ def test_statement():
             assert isinstance(score.loss, Summed)
             assert energy.interaction is None
             assert_close(energy.potential(theta), -0.3 * prior.log_density(theta), 1e-6)
-        elif method in ("DE", "DLE", "FD-GVI"):
+        elif method in ("DE", "DLE", "FD-GVI", "posterior"):
             assert energy.interaction is None
             assert_close(energy.potential(theta), 7 - 0.3 * prior.log_density(theta), 1e-6)
         else:

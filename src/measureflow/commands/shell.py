@@ -74,7 +74,7 @@ def fit(
     target: Target,
     out: Annotated[str, typer.Option(help="The model file to write.")],
     task: TaskName = None,
-    method: Annotated[str, typer.Option(help="DRLE, DLE, DRE, DE, FD-GVI or PrO.")] = "DRLE",
+    method: Annotated[str, typer.Option(help="DRLE, DLE, DRE, DE, FD-GVI, PrO or posterior.")] = "DRLE",
     likelihood: Likelihood = None,
     time: Annotated[float | None, typer.Option(help="Seconds that the fit may take.", min=1)] = None,
     particles: Particles = None,

@@ -6,19 +6,20 @@ A likelihood is any function outputs ↦ NumPyro distribution; those here also s
 import abc
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
-from jax.nn import sigmoid, softplus
+from jax.nn import log_sigmoid, sigmoid, softplus
 from jaxtyping import Array, Float
 from numpyro.distributions import Distribution, MixtureSameFamily
 from numpyro.distributions.discrete import BernoulliLogits, CategoricalLogits, ZeroInflatedLogits
 
 from measureflow.core.showing import one_line
 from measureflow.core.validation import positive_number, require_count
-from measureflow.networks.counts import PrecisePoisson
+from measureflow.networks.counts import HurdleNegativeBinomial2, PrecisePoisson
 from measureflow.networks.positive import PreciseGamma
 from measureflow.networks.rescaling import rescaled as rescaled
 from measureflow.saving.registry import saved
@@ -64,7 +65,6 @@ class AbstractLikelihood(eqx.Module):
     """
 
     targets: int = eqx.field(static=True, default=1, kw_only=True, converter=_number_of_targets)
-    constants: ClassVar[int] = 0
 
     def __repr__(self) -> str:
         return one_line(self)
@@ -73,6 +73,11 @@ class AbstractLikelihood(eqx.Module):
     @abc.abstractmethod
     def outputs_per_target(self) -> int:
         """How many numbers it reads for one target of one case, constants included."""
+
+    @property
+    def constants(self) -> int:
+        """How many of these do not depend on the input."""
+        return 0
 
     @property
     def width(self) -> int:
@@ -138,11 +143,14 @@ class Homoscedastic(AbstractLikelihood):
     """
 
     smallest_scale: Float[Array, ""] = eqx.field(default=1e-4, kw_only=True, converter=_smallest_scale)
-    constants: ClassVar[int] = 1
 
     @property
     def outputs_per_target(self) -> int:
         return 2
+
+    @property
+    def constants(self) -> int:
+        return 1
 
     def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
         return dist.Normal(outputs[..., 0], _scale(outputs[..., 1], self.smallest_scale))
@@ -162,11 +170,14 @@ class StudentT(AbstractLikelihood):
     """
 
     smallest_scale: Float[Array, ""] = eqx.field(default=1e-4, kw_only=True, converter=_smallest_scale)
-    constants: ClassVar[int] = 1
 
     @property
     def outputs_per_target(self) -> int:
         return 3
+
+    @property
+    def constants(self) -> int:
+        return 1
 
     def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
         freedom = 2 + _MARGIN + softplus(outputs[..., 2])
@@ -254,6 +265,80 @@ class Categorical(AbstractLikelihood):
 
     def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
         return CategoricalLogits(outputs)
+
+
+def _order(value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    numbers = tuple(int(number) for number in value)
+    if sorted(numbers) != list(range(len(numbers))):
+        raise ValueError(
+            f"order must hold each of the classes 0, 1, … once, got {value!r}; None is that order itself."
+        )
+    return numbers
+
+
+@saved
+class Ordinal(AbstractLikelihood):
+    """Classes in an order, by cutpoints c₁ < c₂ < … of a score o₁ (McCullagh, 1980; proportional odds):
+
+        P(y ≤ the k-th class) = 1/(1 + exp(o₁ − c_k)).
+
+    The other outputs are learned constants: c₁ = log 1/(K − 1) + o₂, and c_k − c_{k−1} is
+    softplus(g_k + o_{k+1}) + 0.001, with g_k such that at 0 all classes are equally frequent, nearly.
+
+    Parameters
+    ----------
+    classes
+        K, the number of classes, at least 2.
+    order
+        The numbers of the classes, from the lowest to the highest; None is 0, 1, ….
+    targets
+        How many numbers a case has to predict.
+    """
+
+    classes: int = eqx.field(static=True, converter=_number_of_classes)
+    order: tuple[int, ...] | None = eqx.field(static=True, default=None, kw_only=True, converter=_order)
+
+    def __check_init__(self) -> None:
+        if self.order is not None and len(self.order) != self.classes:
+            raise ValueError(f"order has {len(self.order)} classes, not {self.classes}: {self.order!r}.")
+
+    @property
+    def outputs_per_target(self) -> int:
+        return self.classes
+
+    @property
+    def constants(self) -> int:
+        return self.classes - 1
+
+    def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
+        log_probabilities = ordered_logits(outputs[..., 0], *self._cutpoints(outputs[..., 1:]))
+        if self.order is not None:
+            log_probabilities = log_probabilities[..., np.argsort(self.order)]
+        return CategoricalLogits(log_probabilities)
+
+    def _cutpoints(
+        self, constants: Float[Array, "*batch k"]
+    ) -> tuple[Float[Array, "*batch k"], Float[Array, "*batch gaps"]]:
+        """Cutpoints, and the gaps between them."""
+        equal = np.log(np.arange(1, self.classes) / np.arange(self.classes - 1, 0, -1))
+        begun = np.log(np.expm1(np.diff(equal))).reshape((1,) * (constants.ndim - 1) + (-1,))
+        gaps = softplus(constants[..., 1:] + jnp.asarray(begun, constants.dtype)) + _MARGIN
+        first = constants[..., :1] + jnp.asarray(equal[0], constants.dtype)
+        return jnp.cumsum(jnp.concatenate([first, gaps], axis=-1), axis=-1), gaps
+
+
+def ordered_logits(
+    score: Float[Array, "*batch"], cutpoints: Float[Array, "*batch k"], gaps: Float[Array, "*batch gaps"]
+) -> Float[Array, "*batch classes"]:
+    """log P(y = k) = log (σ(b) − σ(a)) = log σ(b) + log σ(−a) + log(1 − e^{a − b}), with b = c_k − score and
+    a = c_{k−1} − score: no difference of numbers that are nearly 1."""
+    above = cutpoints - score[..., None]
+    parts = [log_sigmoid(above[..., :1])]
+    parts += [log_sigmoid(above[..., 1:]) + log_sigmoid(-above[..., :-1]) + jnp.log(-jnp.expm1(-gaps))]
+    parts += [log_sigmoid(-above[..., -1:])]
+    return jnp.concatenate(parts, axis=-1)
 
 
 @saved
@@ -370,6 +455,26 @@ class ZeroInflatedNegativeBinomial(AbstractLikelihood):
 
     def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
         return ZeroInflatedLogits(_negative_binomial(outputs), outputs[..., 2])
+
+
+@saved
+class HurdleNegativeBinomial(AbstractLikelihood):
+    """Counts that are 0 with probability 1/(1 + exp(−o₃)), and else as `NegativeBinomial` has those above 0:
+    for more zeros or fewer than a law of counts explains (Mullahy, 1986).
+
+    Parameters
+    ----------
+    targets
+        How many numbers a case has to predict.
+    """
+
+    @property
+    def outputs_per_target(self) -> int:
+        return 3
+
+    def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
+        concentration = softplus(outputs[..., 1]) + _MARGIN
+        return HurdleNegativeBinomial2(_mean_count(outputs[..., 0]), concentration, outputs[..., 2])
 
 
 def _negative_binomial(outputs: Float[Array, "*batch k"]) -> Distribution:

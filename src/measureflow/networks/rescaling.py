@@ -10,6 +10,7 @@ from numpyro.distributions import Distribution, MixtureSameFamily
 
 from measureflow.core.pytrees import strong
 from measureflow.core.validation import require_positive
+from measureflow.networks.censoring import Censored
 
 
 @functools.singledispatch
@@ -58,8 +59,15 @@ def _rescaled_events(
     return _rescaled(distribution.base_dist, location, scale).to_event(distribution.reinterpreted_batch_ndims)
 
 
+@_rescaled.register
+def _rescaled_bounds(
+    distribution: Censored, location: Float[Array, "..."], scale: Float[Array, "..."]
+) -> Distribution:
+    return Censored(_rescaled(distribution.base_dist, location[..., 0], scale[..., 0]))
+
+
 def _of_one_target(distribution: Distribution) -> Distribution:
-    while isinstance(distribution, dist.Independent):
+    while isinstance(distribution, dist.Independent | Censored):
         distribution = distribution.base_dist
     return distribution
 

@@ -17,6 +17,7 @@ from measureflow.prediction.ranked_probability import (
     as_float64,
     name_of,
 )
+from measureflow.prediction.yeo_johnson import YeoJohnsonMixture
 
 # How far from 1 a row of probabilities may sum: float32, and averages of it, are well inside.
 _SUM_TOLERANCE = 1e-3
@@ -107,7 +108,7 @@ def in_standard_units(
     distribution: Any, values: np.ndarray
 ) -> tuple[Distribution, np.ndarray, Float[np.ndarray, "..."]]:
     """The law without its units, the targets in those, and their scale, for each of them."""
-    if not isinstance(distribution, Mixture) or distribution.scale is None:
+    if not isinstance(distribution, Mixture | YeoJohnsonMixture) or distribution.scale is None:
         return distribution, values, np.ones(values.shape)
     z = (values - as_float64(distribution.location)) / as_float64(distribution.scale)
     return distribution.standardised, z, np.broadcast_to(as_float64(distribution.scale), z.shape)

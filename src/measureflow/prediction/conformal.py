@@ -16,10 +16,10 @@ from measureflow.prediction.arguments import (
     targets_of,
 )
 from measureflow.prediction.cumulative import class_probabilities
-from measureflow.prediction.logarithmic import LogMixture
 from measureflow.prediction.mixture import Mixture
 from measureflow.prediction.quantiles import compiled_tails
 from measureflow.prediction.sets import mass_before
+from measureflow.prediction.transformed import TransformedMixture
 from measureflow.prediction.units import as_jax_has_it
 
 _EVERYONE = "all rows"
@@ -133,10 +133,10 @@ def _is_of_classes(distribution: Any) -> bool:
 
 
 def _require_mixture(distribution: Any) -> Any:
-    if not isinstance(distribution, Mixture | LogMixture):
+    if not isinstance(distribution, Mixture | TransformedMixture):
         raise TypeError(
             f"distribution must be what predict_dist(X) returns, got {type(distribution).__name__}; pass a "
-            "Mixture or a LogMixture."
+            "Mixture, a LogMixture or a YeoJohnsonMixture."
         )
     return distribution
 
@@ -145,10 +145,11 @@ def _scores(distribution: Any, targets: Any) -> Float[np.ndarray, " rows"]:
     """−min(P(Y ≤ y), P(Y > y)), neither as 1 − the other: a tail of 10⁻⁹ is a number in float32."""
     values = continuous_targets(distribution, targets)
     law = _require_mixture(distribution)
-    if isinstance(law, LogMixture):
-        if not np.all(values > 0):
+    if isinstance(law, TransformedMixture):
+        law, transformed = law.inner, law.there(values)
+        if not np.all(np.isfinite(transformed)):
             raise ValueError(f"targets must be > 0 for a law of log y, got {values.min():g}.")
-        law, values = law.logarithm, np.log(values)
+        values = transformed
     plain, z, _ = in_standard_units(law, values)
     below, above = compiled_tails(components_of(plain), as_jax_has_it(np.asarray(z)))
     return -np.minimum(np.asarray(below, np.float64), np.asarray(above, np.float64))

@@ -37,7 +37,7 @@ from numpyro.distributions.discrete import (
 )
 
 from measureflow.core.pytrees import strong
-from measureflow.networks.counts import deviance
+from measureflow.networks.counts import HurdleNegativeBinomial2, deviance
 
 Numbers: TypeAlias = Float[Array, "..."]
 Pair: TypeAlias = tuple[Numbers, Numbers]
@@ -129,6 +129,21 @@ def _zero_inflated(distribution: ZeroInflatedProbs, value: Numbers) -> Pair:
     below, above = tails(distribution.base_dist, value)
     gate, inside = strong(distribution.gate), value >= 0
     return jnp.where(inside, gate + (1 - gate) * below, 0.0), jnp.where(inside, (1 - gate) * above, 1.0)
+
+
+@tails.register
+def _hurdle(distribution: HurdleNegativeBinomial2, value: Numbers) -> Pair:
+    """g + (1 − g) P(1 ≤ Y ≤ y)/P(Y > 0) and (1 − g) P(Y > y)/P(Y > 0), with g the probability of 0."""
+    below, above = tails(distribution.whole, value)
+    # Of the two parts that counts > 0 are cut into, the smaller one by its own number.
+    more = -jnp.expm1(distribution.log_zero)
+    lower = jnp.clip((below - jnp.exp(distribution.log_zero)) / more, 0.0, 1.0)
+    upper = jnp.clip(above / more, 0.0, 1.0)
+    lower, upper = jnp.where(below < 0.5, lower, 1 - upper), jnp.where(below < 0.5, 1 - lower, upper)
+    lower, upper = jnp.where(value < 1, 0.0, lower), jnp.where(value < 1, 1.0, upper)
+    logits = strong(distribution.gate_logits)
+    gate, rest = sigmoid(logits), sigmoid(-logits)
+    return jnp.where(value < 0, 0.0, gate + rest * lower), jnp.where(value < 0, 1.0, rest * upper)
 
 
 @tails.register

@@ -6,16 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from numpyro.distributions import Distribution, MixtureSameFamily, Normal, constraints
+from numpyro.distributions import constraints
 
 from measureflow.core.pytrees import is_concrete
-from measureflow.core.showing import counted
-from measureflow.prediction.cumulative import class_probabilities
 from measureflow.prediction.mixture import Mixture, Numbers
 from measureflow.prediction.ranked_probability import as_float64, log_normal_mixture_crps, normal_components
+from measureflow.prediction.transformed import TransformedMixture, mixed_moments, normal_of
 
 
-class LogMixture(Distribution):
+class LogMixture(TransformedMixture):
     """The law of exp(Y), for a mixture Y of Normals: (1/N) Σᵢ Σₖ πᵢₖ LogNormal(mᵢₖ, sᵢₖ), of numbers > 0.
 
     It has the methods of `Mixture`. Its density has the Jacobian of the logarithm, p(y) = p_Y(log y)/y, and
@@ -30,13 +29,7 @@ class LogMixture(Distribution):
     pytree_data_fields = ("logarithm",)
 
     def __init__(self, logarithm: Mixture, *, validate_args: bool | None = None):
-        component = logarithm._component_distribution
-        normal = component.component_distribution if isinstance(component, MixtureSameFamily) else component
-        if not isinstance(normal, Normal):
-            raise TypeError(
-                f"logarithm must be a mixture of Normals, got {type(normal).__name__}; other laws of log y "
-                "have no finite mean of y."
-            )
+        normal_of("logarithm", logarithm, "other laws of log y have no finite mean of y.")
         self.logarithm = logarithm
         super().__init__(logarithm.batch_shape, (), validate_args=validate_args)
 
@@ -45,9 +38,22 @@ class LogMixture(Distribution):
         """Numbers > 0."""
         return constraints.positive
 
-    def __repr__(self) -> str:
-        size = counted(self.logarithm.mixture_size, "particle")
-        return f"LogMixture({size}, batch shape {self.batch_shape})"
+    @property
+    def inner(self) -> Mixture:
+        """The law of log y."""
+        return self.logarithm
+
+    def there(self, value: Any) -> Any:
+        """log y, −∞ for y ≤ 0."""
+        return _log(value)
+
+    def back(self, value: Any) -> Any:
+        """exp(Y)."""
+        return _exp(value)
+
+    def log_slope(self, value: Any, transformed: Any) -> Any:
+        """−log y."""
+        return -transformed
 
     def _moments(self) -> tuple[Float[Array, "*batch n"], Float[Array, "*batch n"]]:
         """Mean and variance of every particle's law, but for the units' location. A LogNormal has
@@ -57,19 +63,11 @@ class LogMixture(Distribution):
         which loses no digits where s is small, as the difference of E[Y²] and E[Y]² would."""
         unit = self.logarithm.scale
         scale = jnp.asarray(1.0 if unit is None else unit, jnp.result_type(float))
-        component: Any = self.logarithm._component_distribution
-        is_mixture = isinstance(component, MixtureSameFamily)
-        normal: Any = component.component_distribution if is_mixture else component
-        scale = scale[..., None] if is_mixture else scale
+        normal, shares = normal_of("logarithm", self.logarithm, "")
+        scale = scale if shares is None else scale[..., None]
         square = jnp.square(scale * jnp.asarray(normal.scale))
         means = jnp.exp(scale * jnp.asarray(normal.loc) + square / 2)
-        variances = jnp.square(means) * jnp.expm1(square)
-        if not is_mixture:
-            return means, variances
-        shares = class_probabilities(component.mixing_distribution)
-        mean = jnp.sum(shares * means, axis=-1)
-        apart = jnp.square(means - mean[..., None])
-        return mean, jnp.sum(shares * (variances + apart), axis=-1)
+        return mixed_moments(shares, means, jnp.square(means) * jnp.expm1(square))
 
     def _in_units(self, value: Float[Array, "..."], power: int) -> Numbers:
         """Times exp(p·location)."""
@@ -87,11 +85,6 @@ class LogMixture(Distribution):
         return self._in_units(jnp.mean(self._moments()[0], axis=-1), 1)
 
     @property
-    def variance(self) -> Any:
-        """Aleatoric + epistemic variance."""
-        return self.aleatoric_variance + self.epistemic_variance
-
-    @property
     def aleatoric_variance(self) -> Numbers:
         """(1/N) Σᵢ Var[exp(Yᵢ)]: the noise that every particle expects."""
         return self._in_units(jnp.mean(self._moments()[1], axis=-1), 2)
@@ -100,62 +93,6 @@ class LogMixture(Distribution):
     def epistemic_variance(self) -> Numbers:
         """How far the particles' means disagree."""
         return self._in_units(jnp.var(self._moments()[0], axis=-1), 2)
-
-    @property
-    def std(self) -> Numbers:
-        """√Var."""
-        variance = self.variance
-        return np.sqrt(variance) if isinstance(variance, np.ndarray) else jnp.sqrt(variance)
-
-    @property
-    def stddev(self) -> Numbers:
-        """`std`, by PyTorch's name."""
-        return self.std
-
-    @property
-    def median(self) -> Numbers:
-        """The ½-quantile."""
-        return self.quantile(0.5)
-
-    @property
-    def marginals(self) -> "LogMixture":
-        """Itself: there is one target."""
-        return self
-
-    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Any:
-        """Draws."""
-        return _exp(self.logarithm.sample(key, sample_shape))
-
-    def log_prob(self, value: Any, intermediates: Any = None) -> Any:
-        """log p_Y(log y) − log y; −∞ for y ≤ 0."""
-        del intermediates
-        logarithm = _log(value)
-        inside = logarithm > -np.inf
-        logarithm = (jnp if isinstance(logarithm, jax.Array) else np).where(inside, logarithm, 0.0)
-        density = self.logarithm.log_prob(logarithm)
-        return jnp.where(inside, density - jnp.asarray(logarithm, density.dtype), -jnp.inf)
-
-    def cdf(self, value: Any) -> Float[Array, "..."]:
-        """P(exp(Y) ≤ value)."""
-        return self.logarithm.cdf(_log(value))
-
-    def quantile(self, q: Any) -> Numbers:
-        """The smallest y with P(exp(Y) ≤ y) ≥ q: see `Mixture.quantile`."""
-        return _exp(self.logarithm.quantile(q))
-
-    def icdf(self, q: Any) -> Any:
-        """`quantile`, by NumPyro's name and rules."""
-        return _exp(self.logarithm.icdf(q))
-
-    def interval(self, coverage: Any) -> tuple[Numbers, Numbers]:
-        """The central interval (low, high)."""
-        low, high = self.logarithm.interval(coverage)
-        return _exp(low), _exp(high)
-
-    def between_tails(self, tail: Any) -> tuple[Numbers, Numbers]:
-        """(low, high) with P(Y ≤ low) = P(Y > high) = tail."""
-        low, high = self.logarithm.between_tails(tail)
-        return _exp(low), _exp(high)
 
 
 def _exp(values: Any) -> Any:

@@ -34,6 +34,7 @@ from measureflow.prediction.arguments import (
     require_shape,
     targets_of,
 )
+from measureflow.prediction.censoring import bounds_of, censored_log_likelihoods
 from measureflow.prediction.logarithmic import LogMixture, log_mixture_crps
 from measureflow.prediction.ranked_probability import (
     as_float64,
@@ -67,7 +68,7 @@ __all__ = [
 LEVELS = tuple(percent / 100 for percent in range(5, 100, 5))
 
 
-def negative_log_likelihood(distribution: Distribution, targets: Any) -> float:
+def negative_log_likelihood(distribution: Distribution, targets: Any, censoring: Any = None) -> float:
     """−mean log p(y), the logarithmic score: lower is better. p is the mixture, not one particle's law.
 
     Several targets of one row that are an event of the distribution count together: log p is that of the
@@ -79,7 +80,15 @@ def negative_log_likelihood(distribution: Distribution, targets: Any) -> float:
         A NumPyro distribution with one law per row, such as `predict_dist(X)`.
     targets
         One per row, or an event of the distribution.
+    censoring
+        1 where the target is larger than the number given, −1 where it is smaller, 0 where it is that number;
+        or "interval", with lower and upper bounds as two columns of `targets`. Such rows count with the
+        logarithm of a probability, log P(Y > y) for example, in place of that of a density. As in
+        `EnsembleRegressor.fit`.
     """
+    if censoring is not None:
+        scores = censored_log_likelihoods(distribution, bounds_of(targets, censoring))
+        return mean_of("cdf", scores)
     values = targets_of(distribution, targets)
     law, z, scale = in_standard_units(distribution, values)
     support: Any = law.support

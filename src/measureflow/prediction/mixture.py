@@ -9,7 +9,12 @@ import numpy as np
 from jax.scipy.special import entr, logsumexp
 from jaxtyping import Array, Float
 from numpyro.distributions import CategoricalLogits, Distribution, Independent, MixtureSameFamily, constraints
-from numpyro.distributions.discrete import BernoulliLogits, BernoulliProbs, CategoricalProbs
+from numpyro.distributions.discrete import (
+    BernoulliLogits,
+    BernoulliProbs,
+    CategoricalProbs,
+    ZeroInflatedProbs,
+)
 from numpyro.distributions.util import validate_sample
 
 from measureflow.core.pytrees import is_concrete, strong
@@ -370,18 +375,24 @@ class Mixture(MixtureSameFamily):
         return Mixture(_with_last_axes_swapped(component.base_dist)).in_units(self._units)
 
 
-def _with_last_axes_swapped(distribution: Distribution) -> Distribution:
-    """The same laws, the last two batch axes swapped."""
+def _with_last_axes_swapped(distribution: Any, after: int = 0) -> Any:
+    """The same laws, the last two batch axes swapped, but for so many that come after them."""
+    if isinstance(distribution, MixtureSameFamily):
+        shares = _with_last_axes_swapped(distribution.mixing_distribution, after)
+        parts = _with_last_axes_swapped(distribution.component_distribution, after + 1)
+        return MixtureSameFamily(shares, parts)
     parameters = {}
     for name, value in distribution.get_args().items():
         # Logits of classes, for example, have an axis of their own at the end.
         own = distribution.arg_constraints[name].event_dim
         value = jnp.asarray(value)
         value = jnp.broadcast_to(value, distribution.batch_shape + value.shape[value.ndim - own :])
-        parameters[name] = jnp.swapaxes(value, -2 - own, -1 - own)
+        parameters[name] = jnp.swapaxes(value, -2 - own - after, -1 - own - after)
     if not parameters:
         raise NotImplementedError(
             f"the marginals of {type(distribution).__name__} are not known; let the likelihood return "
             "a distribution with parameters of its own, such as Normal(...).to_event(1)."
         )
+    if isinstance(distribution, ZeroInflatedProbs):
+        parameters["base_dist"] = _with_last_axes_swapped(distribution.base_dist, after)
     return type(distribution)(**parameters)

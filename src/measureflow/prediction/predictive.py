@@ -27,10 +27,11 @@ from measureflow.prediction.logarithmic import LogMixture
 from measureflow.prediction.mixture import Mixture
 from measureflow.prediction.spread import Spread
 from measureflow.prediction.units import Units, unit
+from measureflow.prediction.yeo_johnson import YeoJohnson, YeoJohnsonMixture
 from measureflow.saving.registry import require, saved
 from measureflow.spaces.empirical import Empirical
 
-__all__ = ["BLOCK", "LogMixture", "Mixture", "Predictive"]
+__all__ = ["BLOCK", "LogMixture", "Mixture", "Predictive", "YeoJohnson", "YeoJohnsonMixture"]
 
 # Rows are evaluated so many at a time. Always: the last digits of a row's result depend on the size of its
 # block, and a new size is a new program.
@@ -93,6 +94,9 @@ class Predictive(eqx.Module):
     log
         Whether the network sees log y: then location, scale and spread are of log y, and what is predicted
         is a `LogMixture`, the law of y itself.
+    transform
+        What the network sees of y, if not y itself: then location, scale and spread are of ψ(y), and what is
+        predicted is a `YeoJohnsonMixture`.
     """
 
     network: Network
@@ -102,6 +106,7 @@ class Predictive(eqx.Module):
     scale: Float[Array | np.ndarray, "..."] | None
     spread: Spread | None
     log: bool = eqx.field(static=True)
+    transform: YeoJohnson | None
     # Known while tracing, too, when location and scale are not.
     _units_fit: bool = eqx.field(static=True, init=False)
 
@@ -114,6 +119,7 @@ class Predictive(eqx.Module):
         scale: Any = None,
         spread: Any = None,
         log: bool = False,
+        transform: YeoJohnson | None = None,
     ):
         require_network(network)
         require_likelihood(likelihood)
@@ -126,7 +132,9 @@ class Predictive(eqx.Module):
             if not isinstance(spread, Spread):
                 spread = Spread(positive_number("spread", spread, "None leaves the law as it is."))
             self.spread = spread
-        self.log = bool(log)
+        self.log, self.transform = bool(log), transform
+        if log and transform is not None:
+            raise ValueError("log=True and transform= are two transforms of y; leave one of them out.")
         self._units_fit = Units(self.location, self.scale).fit
 
     @or_fields
@@ -136,7 +144,7 @@ class Predictive(eqx.Module):
         return f"Predictive({measure!r}, likelihood {likelihood}{spread})"
 
     def __call__(self, inputs: PyTree) -> Any:
-        """The mixture for all rows, a `Mixture` or a `LogMixture`: batch shape (rows,).
+        """The mixture for all rows, a `Mixture`, or a law of what it transforms: batch shape (rows,).
 
         It holds the outputs of all particles for all rows, and NumPyro's methods compile for each number of
         rows; `map` does neither.
@@ -178,6 +186,8 @@ class Predictive(eqx.Module):
         if self.spread is not None:
             of_classes = mixture.has_classes
             mixture = mixture.tempered(self.spread.factor) if of_classes else mixture.widened(self.spread)
+        if self.transform is not None:
+            return YeoJohnsonMixture(mixture, self.transform)
         return LogMixture(mixture) if self.log else mixture
 
 

@@ -16,6 +16,7 @@ from measureflow.prediction.ranked_probability import (
     normal_mixture_crps,
     quadrature_crps,
 )
+from measureflow.prediction.transformed import TransformedMixture
 
 
 def negative_log_likelihoods(law: Any, targets: Any) -> Float[np.ndarray, " rows"]:
@@ -44,8 +45,8 @@ def below(law: Any, targets: Any) -> Float[np.ndarray, " rows"]:
     if is_of_counts(law):
         lower = np.where(values > 0, as_float64(law.cdf(np.maximum(values - 1, 0).astype(np.float32))), 0.0)
         return (lower + as_float64(law.cdf(values.astype(np.float32)))) / 2
-    if isinstance(law, LogMixture):
-        law, values = law.logarithm, np.log(np.maximum(values, np.finfo(np.float64).tiny))
+    if isinstance(law, TransformedMixture):
+        law, values = law.inner, law.there(values)
     plain, z, _ = in_standard_units(law, values)
     return np.clip(marginal_cdf(plain, z), 0.0, 1.0)
 

@@ -9,7 +9,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 
-from measureflow.networks.likelihoods import Categorical
+from measureflow.networks.likelihoods import Categorical, Ordinal
 from measureflow.networks.network import Network
 from measureflow.prediction.arguments import require_coverage
 from measureflow.prediction.predictive import Mixture
@@ -34,7 +34,8 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     Parameters
     ----------
     method : str or Method
-        "DRLE" (default), "DRE", "DLE", "DE", "FD-GVI" or "PrO", or an `mf.Method` of your own.
+        "DRLE" (default), "DRE", "DLE", "DE", "FD-GVI" or "PrO", or an `mf.Method` of your own; "posterior" as
+        in `EnsembleRegressor`.
     particles : int
         How many networks.
     hidden : sequence of int, optional
@@ -50,6 +51,11 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         A factor for the weight of a row by its class, for classes that matter more than they are frequent;
         "balanced" makes all weigh the same. Probabilities are then those of a world in which classes have
         these weights. None leaves classes as frequent as they are, and probabilities as they should be.
+    ordinal : bool or sequence of labels
+        Whether classes have an order, that of `sorted`, as ratings do; or the labels in their order, such as
+        ["low", "medium", "high"]. Networks then predict one score, and the cutpoints between classes are
+        learned constants: P(y ≤ k) = 1/(1 + exp(score − c_k)), as in `mf.likelihoods.Ordinal`. Labels that y
+        does not have are left out. `classes_`, and so the columns of probabilities, are sorted all the same.
     prior_weight : float, optional
         In multiples of 1/n: 1 is the Bayes posterior, smaller is colder. None lets held-out rows choose one
         or several, by the predictive probability of the ensemble.
@@ -109,6 +115,8 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     validation_scores_ : dict of arrays
         `model`, `prior_weight`, `share_of_steps`, `binned`, `log_density`, the mean held-out log probability,
         and `share` of each candidate, as in `EnsembleRegressor`.
+    certificate_ : Verdict or None
+        As in `EnsembleRegressor`.
     input_mean_, input_scale_ : array
         Scaling.
     n_features_in_, feature_names_in_ : int, array of str
@@ -128,6 +136,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         encoding: int | None = None,
         activation: str = "relu+tanh",
         class_weight: dict | str | None = None,
+        ordinal: bool | Sequence[Any] = False,
         prior_weight: float | None = None,
         mmd: float = 0.5,
         steps: int | None = None,
@@ -161,6 +170,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
             mesh=mesh,
         )
         self.class_weight = class_weight
+        self.ordinal = ordinal
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class."""
@@ -212,6 +222,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
                 "classification needs two classes or more; give rows of another class a weight > 0."
             )
         self.classes_ = classes
+        order_of(self.ordinal, classes)
 
     def _require_targets(self) -> None:
         one_each = (
@@ -221,7 +232,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         require(sorted_once, "classes_ are no sorted classes")
 
     def _shapes(self, y: np.ndarray, columns: int) -> tuple[Shape, ...]:
-        return default_shapes(len(y), columns, (None,))
+        return default_shapes(self._rows_to_choose_by(y), columns, (None,))
 
     def _spreads(self, network: Network, likelihood: Callable) -> np.ndarray:
         return TEMPERATURES
@@ -233,13 +244,37 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         return None
 
     def _head(self, likelihood: Any, units: TargetUnits | None) -> Head:
-        return Head(Categorical(classes=len(self.classes_)), len(self.classes_))
+        number = len(self.classes_)
+        if self.ordinal is False:
+            return Head(Categorical(classes=number), number)
+        law = Ordinal(classes=number, order=order_of(self.ordinal, self.classes_))
+        return Head(law, 1, law.constants)
 
     def _checked(self, y: np.ndarray, models: tuple[Model, ...]) -> np.ndarray:
         return np.searchsorted(self.classes_, y).astype(np.int32)
 
     def _seen(self, model: Model, units: TargetUnits | None, y: np.ndarray) -> Model:
         return model
+
+
+def order_of(ordinal: Any, classes: np.ndarray) -> tuple[int, ...] | None:
+    """The numbers of sorted classes in the order that `ordinal` says; None where that is their own."""
+    if isinstance(ordinal, bool):
+        return None
+    if isinstance(ordinal, str) or not isinstance(ordinal, Sequence | np.ndarray):
+        raise TypeError(
+            f"ordinal must be True, False or the labels in their order, got {ordinal!r}; for example "
+            'ordinal=["low", "medium", "high"].'
+        )
+    known, labels = classes.tolist(), np.asarray(ordinal).tolist()
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"ordinal names a label twice, got {ordinal!r}; name each once.")
+    if missing := [label for label in known if label not in labels]:
+        raise ValueError(
+            f"ordinal does not name {missing[0]!r}, which is a label of y, got {ordinal!r}; name all labels, "
+            "from the lowest to the highest."
+        )
+    return tuple(known.index(label) for label in labels if label in known)
 
 
 def _probabilities(mixture: Mixture) -> Any:

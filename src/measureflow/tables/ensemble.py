@@ -36,6 +36,7 @@ from measureflow.tables.inputs import numbers, require_fitted, require_mass, sca
 from measureflow.tables.members import members_of, most_frequent, parts_given, scores_of
 from measureflow.tables.methods import Method, method_of
 from measureflow.tables.models import Model, Shape, given, require_encoding, require_hidden
+from measureflow.tables.posterior import Verdict, drawn_for, is_sampled, require_sampled
 from measureflow.tables.reading import is_frame
 from measureflow.tables.recipe import LONGEST, Recipe, batch_size_for, steps_for, trial_steps_for
 from measureflow.tables.scaling import standardised
@@ -75,6 +76,7 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
     n_iter_: int
     history_: History
     validation_scores_: dict[str, np.ndarray]
+    certificate_: Verdict | None = None
 
     def __init__(
         self,
@@ -166,6 +168,8 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         """What there is to say about convergence. Early stopping asks held-out rows, and who stops a fit by a
         callback has reasons."""
         mine = found.of_tables[index]
+        if self.certificate_ is not None:
+            return None if self.certificate_ else str(self.certificate_)
         if found.interrupted:
             return (
                 f"{found.interrupted} at step {self.n_iter_} of {mine.planned}: the model is the one of that "
@@ -193,7 +197,7 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         if again:
             require_unchanged(self)
         else:
-            self.input_mean_, self.input_scale_ = scaling(self, X, y, weights)
+            self.input_mean_, self.input_scale_ = scaling(self, X, self._points(y), weights)
             self._set_targets(y, weights)
         inputs = standardised(X, self.input_mean_, self.input_scale_)
         models = (self._last_model(len(inputs), y),) if again else self._models(inputs, y, weights)
@@ -207,6 +211,10 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
     def _validated(self, X: Any, y: Any, again: bool) -> tuple[Any, np.ndarray]:
         """Rows and targets, checked; frames as they are; `again` against what a warm start goes on from."""
 
+    def _points(self, y: np.ndarray) -> np.ndarray:
+        """A target for every row, where some are known by bounds only."""
+        return y
+
     def _reweighted(self, weights: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Weights of rows, by what their targets count for."""
         return weights
@@ -218,6 +226,10 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
     @abc.abstractmethod
     def _shapes(self, y: np.ndarray, columns: int) -> tuple[Shape, ...]:
         """What held-out rows may choose from."""
+
+    def _rows_to_choose_by(self, y: np.ndarray) -> int:
+        """Draws of a posterior are not chosen among: they have the network and the law of few rows."""
+        return 0 if is_sampled(self.method) else len(y)
 
     @abc.abstractmethod
     def _units_for(self, likelihood: Any, y: np.ndarray, weights: np.ndarray) -> Any:
@@ -250,6 +262,17 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
     def _sees_logarithms(self) -> bool:
         """Whether the network predicts log y."""
         return False
+
+    def _transform(self) -> Any:
+        """What the network sees of y, if not y itself or its logarithm."""
+        return None
+
+    def _inner(self) -> tuple[Any, ...]:
+        """Units, and transform, of laws in single precision: all but what `_in_units` adds afterwards."""
+        if self._transform() is not None:
+            return (*self._units(), self._transform().standardised)
+        # Of log y, the scale is inside the exponential; its location is a factor outside.
+        return (0.0, self._units()[1]) if self._sees_logarithms() else ()
 
     def _models(self, inputs: np.ndarray, y: np.ndarray, weights: np.ndarray) -> "tuple[Model, ...]":
         """Those that held-out rows may choose from, the simplest first."""
@@ -325,6 +348,8 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         """Fit one ensemble per table, all in one program, and give each to its estimator."""
         keep_programs()
         rng = check_random_state(self.random_state)
+        if is_sampled(self.method):
+            return self._draw(estimators, prepared, rng, callbacks, checkpoint)
         tables, validation = [one.table for one in prepared], None
         if self.early_stopping:
             cut = [table.cut(self.validation_fraction, rng) for table in tables]
@@ -350,6 +375,28 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
                 estimator._take(ensemble, one.models)
         return found
 
+    def _draw(
+        self,
+        estimators: "list[AbstractEnsemble]",
+        prepared: "list[Prepared]",
+        rng: np.random.RandomState,
+        callbacks: Sequence[Callback],
+        checkpoint: Checkpoint | None,
+    ) -> Ensembles:
+        """`_learn`, of a method that draws networks from the posterior in the place of training them."""
+        require_sampled(self, callbacks)
+        found = []
+        for estimator, one in zip(estimators, prepared, strict=True):
+            key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
+            recipe, shown = self._recipe(len(one.table.weights)), self.verbose > 0
+            ensemble, verdict = drawn_for(
+                one.table, one.models[0], recipe, key, progress=shown, checkpoint=checkpoint
+            )
+            estimator._take(ensemble, one.models)
+            estimator.certificate_ = verdict
+            found.append(ensemble)
+        return Ensembles(found)
+
     def _take(self, found: Ensemble, models: "tuple[Model, ...]") -> None:
         choice, model = found.choice, models[found.choice.model]
         if not self._goes_on():
@@ -360,24 +407,23 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         self.members_ = members_of(choice.parts, self.particles)
         self.prior_weight_ = most_frequent(self.members_["prior_weight"])
         self.n_iter_ = found.steps
+        self.certificate_ = None
         self.history_ = found.history
         self.validation_scores_ = scores_of(choice, [model.shape.name for model in models])
 
-    def _predictive(self, location: Any = None, scale: Any = None) -> Predictive:
+    def _predictive(self, location: Any = None, scale: Any = None, transform: Any = None) -> Predictive:
         particles = jax.tree.map(jnp.asarray, self.particles_)
         spread = None
         if len(self._spreads(self.network_, self.likelihood_)) > 1:
             spread = Spread(self.spread_, self.spread_power_, self.typical_deviation_)
-        of_logarithms = self._sees_logarithms()
-        return Predictive(self.network_, self.likelihood_, particles, location, scale, spread, of_logarithms)
+        law = (self.network_, self.likelihood_, particles)
+        return Predictive(*law, location, scale, spread, self._sees_logarithms(), transform)
 
     def _map(self, function: Callable, X: Any) -> Any:
         """`function` of the predictive mixture of every row, in the units that the network sees."""
         keep_programs()
         rows = self._rows(X)
-        # Of log y, the scale is inside the exponential; its location is a factor outside.
-        unit = (0.0, self._units()[1]) if self._sees_logarithms() else ()
-        values = self._predictive(*unit).map(function, rows)
+        values = self._predictive(*self._inner()).map(function, rows)
         return jax.tree.map(lambda value: np.asarray(value, np.float64), values)
 
     def _rows(self, X: Any) -> np.ndarray:
@@ -390,7 +436,7 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         It is computed in single precision, in standardised units; its numbers in the units of the targets are
         float64 of NumPy."""
         rows = self._rows(X)
-        return self._predictive(*self._units())(rows)
+        return self._predictive(*self._units(), self._transform())(rows)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

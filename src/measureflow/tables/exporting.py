@@ -17,6 +17,7 @@ from jaxtyping import Array
 
 from measureflow.prediction.logarithmic import LogMixture
 from measureflow.prediction.predictive import Predictive
+from measureflow.prediction.yeo_johnson import YeoJohnsonMixture
 from measureflow.saving.container import PathLike
 from measureflow.tables.inputs import require_fitted
 
@@ -89,9 +90,7 @@ def _program(estimator: Any) -> bytes:
     rows, levels = jax_export.symbolic_shape("rows, levels")
     width = len(estimator.input_mean_)
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, width), (levels,), (levels,))]
-    # Of log y, the scale is inside the exponential; its location is a factor outside.
-    unit = (0.0, estimator._units()[1]) if estimator._sees_logarithms() else ()
-    predictive = estimator._predictive(*unit)
+    predictive = estimator._predictive(*estimator._inner())
     outputs = _probabilities if hasattr(estimator, "classes_") else _laws
     encoding = estimator.encoding_
 
@@ -110,7 +109,8 @@ def _laws(predictive: Predictive, inputs: Array, p: Array, c: Array) -> tuple[Ar
     # Quantiles of log y stay such: exponentials of them in double precision lose no digits.
     seen = law_of_each.logarithm.standardised if isinstance(law_of_each, LogMixture) else law_of_each
     listed = [level.reshape(-1, *(1,) * len(seen.batch_shape)) for level in (p, c)]
-    quantiles = jnp.moveaxis(seen._at(*listed), 0, -1)
+    at = seen.back(seen.inner._at(*listed)) if isinstance(seen, YeoJohnsonMixture) else seen._at(*listed)
+    quantiles = jnp.moveaxis(at, 0, -1)
     return law.mean, jnp.sqrt(variance), law.epistemic_variance / variance, quantiles
 
 
@@ -146,6 +146,8 @@ def _about(estimator: Any, missing: Sequence[str]) -> dict[str, Any]:
         return about | {"classes": estimator.classes_.tolist()}
     has_units = estimator._has_units()
     location, scale = estimator._units() if has_units else (np.zeros(()), np.ones(()))
+    if (transform := estimator._transform()) is not None:
+        location, scale = transform.location, transform.scale
     about |= {"target_mean": np.asarray(location).tolist(), "target_scale": np.asarray(scale).tolist()}
     return about | {"target_is_log": bool(estimator._sees_logarithms())}
 

@@ -18,6 +18,7 @@ from measureflow.tables.frames import Columns
 from measureflow.tables.members import COLUMNS, require_members
 from measureflow.tables.methods import METHODS
 from measureflow.tables.models import Shape
+from measureflow.tables.posterior import Verdict
 from measureflow.tables.settings import check_settings
 
 
@@ -47,6 +48,8 @@ def _described(estimator: Any) -> dict[str, Any]:
         # Labels need not be texts, as the keys of a file's dictionaries are.
         pairs = settings["class_weight"].items()
         settings["class_weight"] = [(np.asarray(label).item(), weight) for label, weight in pairs]
+    if not isinstance(settings.get("ordinal", False), bool):
+        settings["ordinal"] = np.asarray(settings["ordinal"]).tolist()
     return {"settings": settings, "fitted": fitted}
 
 
@@ -96,6 +99,7 @@ def _require_sound(estimator: Any) -> None:
     require_members(estimator.members_, estimator.particles, "members_")
     require(estimator.members_ is not None, "members_ are missing")
     require(isinstance(estimator.history_, History), "history_ is no history")
+    require(isinstance(estimator.certificate_, Verdict | None), "certificate_ is no verdict")
     require(_are_scores(estimator.validation_scores_), "validation_scores_ are no scores")
     features, names = estimator.n_features_in_, getattr(estimator, "feature_names_in_", None)
     require(type(features) is int and features > 0, "n_features_in_ is no number of features")

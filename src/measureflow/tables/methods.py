@@ -209,6 +209,8 @@ METHODS = {
         Method("DE", _deep_ensemble, candidates=WITHOUT_ENTROPY),
         Method("FD-GVI", _deep_langevin_ensemble, _mean_field, _narrow_gaussian),
         Method("PrO", _predictively_oriented, candidates=SCORED_TOGETHER),
+        # Drawn by the sampler in the place of a flow: see `tables.posterior`.
+        Method("posterior", _deep_langevin_ensemble, candidates=(Candidate(1.0),)),
     )
 }
 

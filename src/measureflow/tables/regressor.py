@@ -15,17 +15,23 @@ from sklearn.utils import Tags
 
 from measureflow.core.showing import counted
 from measureflow.core.validation import positive_number
+from measureflow.networks.censoring import CensoredLikelihood
 from measureflow.networks.likelihoods import AbstractLikelihood
 from measureflow.networks.network import Network
 from measureflow.prediction.arguments import require_coverage
-from measureflow.prediction.predictive import Mixture
+from measureflow.prediction.censoring import are_known, bounds_of, points_of
+from measureflow.prediction.predictive import Mixture, YeoJohnson
+from measureflow.runs.checkpoint import Checkpoint
+from measureflow.runs.driver import Callback
 from measureflow.saving.registry import require
+from measureflow.tables.censoring import OF_BOUNDS, Bounds, censored
 from measureflow.tables.choosing import NO_SPREADS, SPREADS
 from measureflow.tables.ensemble import AbstractEnsemble
 from measureflow.tables.in_files import in_files, require_units
 from measureflow.tables.inputs import checked
 from measureflow.tables.methods import Method
 from measureflow.tables.models import Model, Shape, default_shapes
+from measureflow.tables.reading import targets_of
 from measureflow.tables.scaling import moments
 from measureflow.tables.targets import (
     Head,
@@ -33,6 +39,7 @@ from measureflow.tables.targets import (
     changes_units,
     head_for,
     is_of_logarithms,
+    is_of_powers,
     law_of,
     likelihoods_for,
     require_support,
@@ -53,17 +60,21 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     Parameters
     ----------
     method : str or Method
-        "DRLE" (default), "DRE", "DLE", "DE", "FD-GVI" or "PrO", or an `mf.Method` of your own.
+        "DRLE" (default), "DRE", "DLE", "DE", "FD-GVI" or "PrO", or an `mf.Method` of your own. "posterior"
+        draws networks from the posterior with `mf.sample`, for small tables: `certificate_` says whether they
+        can be trusted to be such draws.
     likelihood : str, AbstractLikelihood or tuple, optional
         "heteroscedastic" (one Normal, whose noise depends on the input), "mixture" (five of them: any shape),
         "homoscedastic" or "student_t"; "log_normal" and "log_mixture" for numbers > 0, laws of their
-        logarithm; "poisson", "negative_binomial" or "zero_inflated" for counts; "gamma" for numbers > 0 with
-        noise in proportion, "beta" for numbers between 0 and 1. Or one of `mf.likelihoods`, or a pair of a
-        function outputs ↦ NumPyro distribution and the number of outputs that it reads. Targets are
-        standardised for laws that are Normal, Student's or mixtures of Normals, and left as they are for
-        others. None is "mixture", or "log_mixture" where log y is much nearer to a Normal law than y; for
-        what looks like counts held-out rows choose between that and "negative_binomial", for numbers between
-        0 and 1 between that and "beta". With fewer than 50 rows it is "heteroscedastic".
+        logarithm; "yeo_johnson_normal" and "yeo_johnson_mixture" for skewed numbers of any sign, laws of
+        their power transform (Yeo and Johnson, 2000); "poisson", "negative_binomial", "zero_inflated" or
+        "hurdle" for counts; "gamma" for numbers > 0 with noise in proportion, "beta" for numbers between 0
+        and 1. Or one of `mf.likelihoods`, or a pair of a function outputs ↦ NumPyro distribution and the
+        number of outputs that it reads. Targets are standardised for laws that are Normal, Student's or
+        mixtures of Normals, and left as they are for others. None is "mixture", or "log_mixture" where log y
+        is much nearer to a Normal law than y; for what looks like counts held-out rows choose between that
+        and "negative_binomial", for numbers between 0 and 1 between that and "beta". With fewer than 50 rows
+        it is "heteroscedastic".
     particles : int
         How many networks.
     hidden : sequence of int, optional
@@ -128,11 +139,16 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     spread_power_, typical_deviation_ : float
         With a power p < 1 the factor depends on the deviation s of a row's law, as (s/typical)^(p − 1): see
         `mf.Spread`. 1 where nothing was chosen.
+    censored_ : bool
+        Whether some targets of the fit were bounds.
     smallest_scale_ : float
         The smallest scale of the likelihood, in units of standardised targets: 0.001, or what the rounding of
         y allows.
     target_log_ : bool
         Whether the network sees log y; then `target_mean_` and `target_scale_` are of log y.
+    target_transform_ : YeoJohnson or None
+        What the network sees of y under a law of that name; then `target_mean_` and `target_scale_` are of
+        that.
     n_iter_ : int
         The steps that the particles took.
     history_ : History
@@ -143,6 +159,8 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         `model`, `prior_weight`, `share_of_steps`, `binned`, `log_density` and `share`, with one entry for
         each candidate: the mean log density of held-out rows, in units of standardised targets, at the spread
         that suits it, and its share of the ensemble; empty where nothing was chosen.
+    certificate_ : Verdict or None
+        With method="posterior": whether the sampler's draws are certified, and what speaks against them.
     input_mean_, input_scale_, target_mean_, target_scale_ : array
         Scaling.
     target_shape_ : tuple
@@ -157,6 +175,8 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     target_mean_: np.ndarray
     target_scale_: np.ndarray
     target_log_: bool
+    target_transform_: YeoJohnson | None = None
+    censored_: bool = False
     smallest_scale_: float
 
     def __init__(
@@ -207,6 +227,47 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         tags.target_tags.multi_output = True
         return tags
 
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        censoring: Any = None,
+        callback: Callback | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> "EnsembleRegressor":
+        """Learn from rows X and targets y. A fit that fails leaves the estimator as it was.
+
+        Ctrl-C or SIGTERM in the final training keeps the model as far as it came, with a ConvergenceWarning;
+        before that, while model and prior's weight are chosen, there is nothing to keep, and
+        KeyboardInterrupt is raised. A second Ctrl-C stops at once.
+
+        Parameters
+        ----------
+        X, y
+            Rows, and a target for each.
+        sample_weight
+            A row of weight k counts as k equal rows.
+        censoring
+            For targets of which only a bound is known, as of what had not failed when it was last looked at:
+            for each row 1 where the target is larger than y, −1 where it is smaller, 0 where it is y. Or
+            "interval", with lower and upper bounds as two columns of y, equal where the target is known,
+            infinite where there is no bound. Such rows count with log P(Y > y), for example, in place of
+            log p(y), also where rows are held out to choose by. It needs a law that is Normal or a mixture of
+            Normals, of y or of log y.
+        callback
+            A function of (step, record, state), called between compiled calls of the final training: the
+            newest record of `history_`, and the state of the flow; where the ensemble has parts, those of its
+            parts, along a first axis. A true answer ends training there.
+        checkpoint
+            With one, the same call resumes a fit that was cut off: what was chosen is stored with the first
+            checkpoint, at step 0 of the final training, and not chosen again. A fit of other data or settings
+            is refused. It needs a `random_state`, which makes two calls the same.
+        """
+        targets = y if censoring is None else Bounds(bounds_of(targets_of(y), censoring))
+        return super().fit(X, targets, sample_weight, callback=callback, checkpoint=checkpoint)
+
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean, and with `return_std` also the predictive standard deviation."""
         if not return_std:
@@ -235,6 +296,10 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         return self._in_units(low), self._in_units(high)
 
     def _validated(self, X: Any, y: Any, again: bool) -> tuple[Any, np.ndarray]:
+        # Where all bounds are numbers, these are targets like others.
+        self.censored_ = isinstance(y, Bounds) and not bool(are_known(y.bounds).all())
+        bounds = y.bounds if isinstance(y, Bounds) else None
+        y = y if bounds is None else points_of(bounds)
         X, y = checked(self, X, y, again, y_numeric=True, multi_output=True)
         y = np.asarray(y, np.float64)
         if again and y.shape[1:] != self.target_shape_:
@@ -242,10 +307,13 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
                 f"y has shape {y.shape}, but the fit that warm_start goes on from had targets of shape "
                 f"{self.target_shape_}; set warm_start=False."
             )
-        return X, y
+        return X, y if bounds is None or not self.censored_ else bounds
+
+    def _points(self, y: np.ndarray) -> np.ndarray:
+        return points_of(y) if self.censored_ else y
 
     def _set_targets(self, y: np.ndarray, weights: np.ndarray) -> None:
-        self.target_shape_ = y.shape[1:]
+        self.target_shape_ = self._points(y).shape[1:]
 
     def _require_targets(self) -> None:
         shape = self.target_shape_
@@ -255,13 +323,20 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         positive_number("smallest_scale_", self.smallest_scale_, "")
         is_log = is_of_logarithms(getattr(self.shape_, "likelihood", None))
         require(self.target_log_ is is_log, "target_log_ is not that of the likelihood")
+        bent = is_of_powers(getattr(self.shape_, "likelihood", None))
+        sound = isinstance(self.target_transform_, YeoJohnson) if bent else self.target_transform_ is None
+        require(sound, "target_transform_ is not that of the likelihood")
+        require(isinstance(self.censored_, bool), "censored_ is neither True nor False")
 
     def _targets(self) -> int:
         return self.target_shape_[0] if self.target_shape_ else 1
 
     def _shapes(self, y: np.ndarray, columns: int) -> tuple[Shape, ...]:
-        laws = likelihoods_for(y) if self.likelihood is None else (self.likelihood,)
-        return default_shapes(len(y), columns, laws)
+        laws = (self.likelihood,)
+        if self.likelihood is None:
+            laws = likelihoods_for(self._points(y))
+            laws = tuple(law for law in laws if law in OF_BOUNDS) if self.censored_ else laws
+        return default_shapes(self._rows_to_choose_by(y), columns, laws)
 
     def _spreads(self, network: Network, likelihood: Callable) -> np.ndarray:
         return SPREADS if changes_units(network, likelihood) else NO_SPREADS
@@ -269,15 +344,20 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     def _sees_logarithms(self) -> bool:
         return self.target_log_
 
+    def _transform(self) -> YeoJohnson | None:
+        return self.target_transform_
+
     def _has_units(self) -> bool:
         """Whether targets are standardised."""
         return changes_units(self.network_, self.likelihood_)
 
     def _units_for(self, likelihood: Any, y: np.ndarray, weights: np.ndarray) -> TargetUnits:
-        return TargetUnits.of(likelihood, y, weights)
+        known = are_known(y) if self.censored_ else None
+        return TargetUnits.of(likelihood, self._points(y), weights, known)
 
     def _target_units(self) -> TargetUnits:
-        return TargetUnits(self.target_mean_, self.target_scale_, self.smallest_scale_, self.target_log_)
+        units = (self.target_mean_, self.target_scale_, self.smallest_scale_)
+        return TargetUnits(*units, self.target_log_, self.target_transform_)
 
     def _head(self, likelihood: Any, units: TargetUnits) -> Head:
         return head_for(likelihood, self._targets(), units.mean, units.floor)
@@ -292,22 +372,27 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         for model in models:
             law = law_of(model.loss.network, model.loss.likelihood)
             require_support(law, y, model.shape.likelihood)
-        return y if self._targets() > 1 else y.reshape(len(y))
+        return y if self._targets() > 1 or self.censored_ else y.reshape(len(y))
 
     def _seen(self, model: Model, units: TargetUnits, y: np.ndarray) -> Model:
-        if changes_units(model.loss.network, model.loss.likelihood) and not units.log:
+        if self.censored_:
+            model = censored(model)
+        if changes_units(model.loss.network, model.loss.likelihood) and not units.bends:
             return model._replace(units=units, targets=units.standardised)
         # Held-out densities are compared as those of standardised targets.
-        scale = moments("y", y, np.ones(len(y)))[1]
-        volume = functools.partial(_log_volume, units if units.log else None, float(np.sum(np.log(scale))))
-        targets = units.standardised if units.log else _single
+        scale = moments("y", self._points(y), np.ones(len(y)))[1]
+        volume = functools.partial(_log_volume, units if units.bends else None, float(np.sum(np.log(scale))))
+        targets = units.standardised if units.bends else _single
         return model._replace(units=units, targets=targets, log_volume=volume)
 
     def _take(self, found: Ensemble, models: tuple[Model, ...]) -> None:
         super()._take(found, models)
+        if isinstance(self.likelihood_, CensoredLikelihood):
+            self.likelihood_ = self.likelihood_.likelihood
         units = models[found.choice.model].units
         self.target_mean_, self.target_scale_ = units.mean, units.scale
         self.smallest_scale_, self.target_log_ = units.floor, units.log
+        self.target_transform_ = units.transform
 
     def _in_units(self, values: np.ndarray, shifted: bool = True) -> np.ndarray:
         """As the targets were given: in their columns, and in their units, which may need more digits than
@@ -318,6 +403,9 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         if self.target_log_:
             # Exponentials of what the network sees, times its scale: all but the mean of log y is there.
             return np.exp(self.target_mean_) * values
+        if self.target_transform_ is not None:
+            location, scale = self.target_transform_.location, self.target_transform_.scale
+            return np.asarray(scale * values + (location if shifted else 0.0))
         return self.target_scale_ * values + (self.target_mean_ if shifted else 0.0)
 
 
@@ -326,7 +414,10 @@ def _single(y: np.ndarray) -> np.ndarray:
 
 
 def _log_volume(units: TargetUnits | None, volume: float, y: np.ndarray) -> np.ndarray:
-    """log |dz/dy|, z as the network sees it, and y in standard deviations."""
+    """log |dz/dy|, z as the network sees it, and y in standard deviations. Of bounds there are probabilities,
+    which have no units."""
+    if y.ndim == 2 and units is not None:
+        return np.where(are_known(y), _log_volume(units, volume, points_of(y)), 0.0)
     return volume + (np.zeros(len(y)) if units is None else units.log_volume(y))
 
 

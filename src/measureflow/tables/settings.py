@@ -45,12 +45,14 @@ def require_unchanged(estimator: Any) -> None:
     changed = hidden != shape.hidden or estimator.encoding not in (None, shape.encoding)
     likelihood = getattr(estimator, "likelihood", None)
     changed |= likelihood is not None and not eqx.tree_equal(likelihood, shape.likelihood)
+    if hasattr(estimator, "classes_"):
+        changed |= not eqx.tree_equal(estimator._head(None, None).likelihood, estimator.likelihood_)
     inner, particles = perceptron(estimator.network_), len(jax.tree.leaves(estimator.particles_)[0])
     changed |= inner is not None and inner.activation != estimator.activation
     if changed or particles != estimator.particles:
         raise ValueError(
-            "warm_start goes on from the last fit, but hidden, encoding, activation, particles or "
-            "likelihood were changed since; set warm_start=False to start over."
+            "warm_start goes on from the last fit, but hidden, encoding, activation, particles, likelihood "
+            "or ordinal were changed since; set warm_start=False to start over."
         )
 
 

@@ -18,6 +18,7 @@ from measureflow.networks.network import Network
 from measureflow.networks.priors import outputs_of
 from measureflow.networks.rescaling import is_rescalable
 from measureflow.networks.validation import require_likelihood
+from measureflow.prediction.yeo_johnson import YeoJohnson
 from measureflow.saving.registry import require, saved
 from measureflow.tables.scaling import moments
 
@@ -41,11 +42,15 @@ LIKELIHOODS: dict[str, Any] = {
     "poisson": likelihoods.Poisson,
     "negative_binomial": likelihoods.NegativeBinomial,
     "zero_inflated": likelihoods.ZeroInflatedNegativeBinomial,
+    "hurdle": likelihoods.HurdleNegativeBinomial,
     "gamma": likelihoods.Gamma,
     "beta": likelihoods.Beta,
 }
 #: Laws of log y: of the numbers > 0, by the law that the network predicts of their logarithm.
 OF_LOGARITHMS = {"log_normal": "heteroscedastic", "log_mixture": "mixture"}
+#: Laws of Yeo and Johnson's transform of y, in the same way.
+OF_POWERS = {"yeo_johnson_normal": "heteroscedastic", "yeo_johnson_mixture": "mixture"}
+_NAMES = LIKELIHOODS | OF_LOGARITHMS | OF_POWERS
 # What targets must be, where a law is one of some numbers only.
 _SUPPORTS = (
     (constraints.nonnegative_integer, "counts 0, 1, 2, …"),
@@ -72,6 +77,7 @@ _OF_MEANS = (
     likelihoods.Poisson,
     likelihoods.NegativeBinomial,
     likelihoods.ZeroInflatedNegativeBinomial,
+    likelihoods.HurdleNegativeBinomial,
     likelihoods.Gamma,
     likelihoods.Beta,
 )
@@ -82,39 +88,64 @@ _KNOWN = {
     likelihoods.StudentT: True,
     likelihoods.NormalMixture: True,
     likelihoods.Categorical: False,
+    likelihoods.Ordinal: False,
     Shifted: False,
 }
 
 
 class TargetUnits(NamedTuple):
-    """How a network sees targets: z = (y − mean)/scale, of log y if `log`; as they are where it has a law of
-    other numbers. `floor` is the smallest scale of its law, in units of z."""
+    """How a network sees targets: z = (y − mean)/scale, of log y if `log`, of a `transform` of y if there is
+    one; as they are where it has a law of other numbers. `floor` is the smallest scale of its law, in units
+    of z."""
 
     mean: np.ndarray
     scale: np.ndarray
     floor: float
     log: bool = False
+    transform: YeoJohnson | None = None
 
     @classmethod
-    def of(cls, likelihood: Any, y: np.ndarray, weights: np.ndarray) -> "TargetUnits":
-        """Those of a table's targets, for a law that `likelihood=` stands for."""
+    def of(
+        cls, likelihood: Any, y: np.ndarray, weights: np.ndarray, known: np.ndarray | None = None
+    ) -> "TargetUnits":
+        """Those of a table's targets, for a law that `likelihood=` stands for. What is rounded is seen by
+        those that are `known`, where others are bounds."""
+        exact = y if known is None else y[known]
         log = is_of_logarithms(likelihood)
         if log:
+            _require_one_target(likelihood, y)
             _require_positive(likelihood, y)
             mean, scale = moments("log y", np.log(y), weights)
             # A step of y is one of log y that is as much smaller as y is large: here, at the median.
-            return cls(mean, scale, smallest_scale(y, np.median(y) * scale), log)
+            return cls(mean, scale, smallest_scale(exact, np.median(y) * scale), log)
         mean, scale = moments("y", y, weights)
-        return cls(mean, scale, smallest_scale(y, scale))
+        if is_of_powers(likelihood):
+            _require_one_target(likelihood, y)
+            transform = YeoJohnson.learn(y, weights, mean, scale)
+            mean, scale = moments("transformed y", transform(y), weights)
+            step = scale * np.exp(-transform.log_slope(np.median(y)))
+            return cls(mean, scale, smallest_scale(exact, step), transform=transform)
+        return cls(mean, scale, smallest_scale(exact, scale))
+
+    @property
+    def bends(self) -> bool:
+        """Whether z is on no line with y."""
+        return self.log or self.transform is not None
 
     def standardised(self, y: np.ndarray) -> np.ndarray:
         """As the network sees them."""
-        values = np.log(y) if self.log else y
+        with np.errstate(divide="ignore"):
+            # Bounds may be infinite, and a lower one is none where it is not above 0.
+            values = np.log(np.maximum(y, 0.0)) if self.log else y
+            values = values if self.transform is None else self.transform(values)
         return ((values - np.squeeze(self.mean)) / np.squeeze(self.scale)).astype(np.float32)
 
     def log_volume(self, y: np.ndarray) -> np.ndarray:
         """log |dz/dy| of one target, for every row."""
-        return np.full(len(y), -np.log(np.squeeze(self.scale))) - (np.log(y) if self.log else 0.0)
+        volume = np.full(len(y), -np.log(np.squeeze(self.scale)))
+        if self.transform is not None:
+            return volume + self.transform.log_slope(y)
+        return volume - (np.log(y) if self.log else 0.0)
 
 
 class Head(NamedTuple):
@@ -133,6 +164,8 @@ def smallest_scale(y: np.ndarray, scale: np.ndarray) -> float:
     many rows have would be rewarded without end, and tell nothing of the number before it was rounded. It is
     rounded up to a power of two: so the splits of a table, whose deviations differ a little, share a program.
     """
+    if len(y) == 0:
+        return _SMALLEST_SCALE
     columns = (y / scale).reshape(len(y), -1).T
     floor = min(_resolution(column) for column in columns) / math.sqrt(2 * math.pi)
     if floor <= _SMALLEST_SCALE:
@@ -159,17 +192,17 @@ def head_for(given: Any, targets: int, mean: Any, floor: float = _SMALLEST_SCALE
         return Head(given[0], require_count("outputs of likelihood", given[1], 1, "it counts what is read."))
     if isinstance(given, AbstractLikelihood):
         return _head(given, targets, mean)
-    if isinstance(given, str) and given in (*LIKELIHOODS, *OF_LOGARITHMS):
-        law = LIKELIHOODS[OF_LOGARITHMS.get(given, given)]
+    if isinstance(given, str) and given in _NAMES:
+        law = LIKELIHOODS[(OF_LOGARITHMS | OF_POWERS).get(given, given)]
         options: dict[str, Any] = {"targets": targets}
-        if is_of_logarithms(given):
+        if is_of_logarithms(given) or is_of_powers(given):
             options["largest_scale"] = _LARGEST_LOG_SCALE
         if any(field.name == "smallest_scale" for field in dataclasses.fields(law)):
             options["smallest_scale"] = floor
         return _head(law(**options), targets, mean)
     raise ValueError(
-        f"likelihood must be one of {', '.join((*LIKELIHOODS, *OF_LOGARITHMS))}, got {given!r}; or pass one "
-        "of mf.likelihoods, or (function, number of outputs that it reads)."
+        f"likelihood must be one of {', '.join(_NAMES)}, got {given!r}; or pass one of "
+        "mf.likelihoods, or (function, number of outputs that it reads)."
     )
 
 
@@ -207,9 +240,17 @@ def is_of_logarithms(likelihood: Any) -> bool:
     return isinstance(likelihood, str) and likelihood in OF_LOGARITHMS
 
 
-def _require_positive(likelihood: Any, y: np.ndarray) -> None:
+def is_of_powers(likelihood: Any) -> bool:
+    """Whether the network predicts Yeo and Johnson's transform of y."""
+    return isinstance(likelihood, str) and likelihood in OF_POWERS
+
+
+def _require_one_target(likelihood: Any, y: np.ndarray) -> None:
     if y.ndim > 1:
         raise ValueError(f"likelihood={likelihood!r} is a law of one target, got y of shape {y.shape}.")
+
+
+def _require_positive(likelihood: Any, y: np.ndarray) -> None:
     if not np.all(y > 0):
         raise ValueError(
             f"y must hold numbers > 0 for likelihood={likelihood!r}, got {y[~(y > 0)][0]:g}; use "
