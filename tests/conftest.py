@@ -2,6 +2,7 @@
 
 import atexit
 import collections
+import gc
 import os
 
 # Programs of the tests are not kept.
@@ -95,6 +96,11 @@ def pytest_collection_modifyitems(items):
             together = item.path.parent if item.path.parent.name == "commands" else item.path
             item.add_marker(pytest.mark.xdist_group(together.stem))
     items.sort(key=place)
+
+
+def pytest_collection_finish():
+    """What is there now stays there: the collector of garbage need not look at it again and again."""
+    gc.freeze()
 
 
 # A process with tens of thousands of compiled programs crashes while it compiles another. Linux counts its
