@@ -5,7 +5,7 @@ import collections
 import gc
 import os
 
-# Programs of the tests are not kept.
+# Programs of the tests are not kept for the user.
 os.environ["MEASUREFLOW_CACHE"] = "off"
 import shutil
 import signal
@@ -16,13 +16,19 @@ from pathlib import Path
 
 # Tests spend most of their time compiling programs, each for a few calls: with these flags half of it, and
 # what is compiled runs a seventh slower.
-os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=1 --xla_cpu_parallel_codegen_split_count=1"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=1"
 if version("jaxlib").startswith("0.10."):
-    # XLA ends the process at a flag that it does not know: this one may go.
-    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+    # XLA ends the process at a flag that it does not know: these may go.
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 # Tests run side by side: one thread each, instead of all of them on all cores.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["XLA_FLAGS"] += " --xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+# What one process has compiled, another finds; and so does the same one, after it has let its programs go.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="measureflow-tests-")
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import equinox as eqx
 import jax
@@ -30,11 +36,8 @@ import jaxtyping
 import pytest
 from jaxtyping import install_import_hook
 
-# What one worker has compiled, the other finds; and so does this one, after it has let its programs go.
-if "MEASUREFLOW_TESTS_PROGRAMS" not in os.environ:
-    os.environ["MEASUREFLOW_TESTS_PROGRAMS"] = tempfile.mkdtemp(prefix="measureflow-tests-")
-    atexit.register(shutil.rmtree, os.environ["MEASUREFLOW_TESTS_PROGRAMS"], ignore_errors=True)
-jax.config.update("jax_compilation_cache_dir", os.environ["MEASUREFLOW_TESTS_PROGRAMS"])
+# A plugin may have imported JAX before.
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
@@ -78,7 +81,7 @@ def pytest_collection_modifyitems(items):
     the cases of a test that is marked `few(n)`, the others are slow."""
     cases = collections.defaultdict(list)
     for item in items:
-        if item.get_closest_marker("few") is not None:
+        if item.get_closest_marker("few") is not None and item.get_closest_marker("slow") is None:
             cases[item.path, item.originalname].append(item)
     for of_test in cases.values():
         number = of_test[0].get_closest_marker("few").args[0]

@@ -82,6 +82,7 @@ def fewer_steps(code: str) -> str:
 
 
 @pytest.mark.standard_promotion
+@pytest.mark.filterwarnings("ignore:.*not converged")
 @pytest.mark.parametrize("page", LONG)
 def test_pages_run_in_few_steps(page, tmp_path):
     """Of pages that fit much, `make verify` compares the numbers."""

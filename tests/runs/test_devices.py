@@ -23,10 +23,6 @@ def start(devices, *arguments):
     flags = f"--xla_force_host_platform_device_count={devices} {EFFORT}"
     source = str(Path(mf.__file__).parents[1])
     environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": source, "JAX_PLATFORMS": "cpu"}
-    # What one process has compiled, the next one finds.
-    environment["JAX_COMPILATION_CACHE_DIR"] = os.environ["MEASUREFLOW_TESTS_PROGRAMS"]
-    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    environment["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     command = [sys.executable, str(SCRIPT), *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(command, env=environment, text=True, **pipes)
