@@ -152,7 +152,7 @@ def targets(results: Result) -> str:
             "target": promised(ratio),
             "holds": "yes" if ratio["holds"] else "**no**",
         }
-        for part in ("overhead", "peers")
+        for part in ("imports", "overhead", "peers")
         for case in results.get(part, [])
         for ratio in case["ratios"]
         if ratio["holds"] is not None
