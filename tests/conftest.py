@@ -3,7 +3,6 @@
 import atexit
 import collections
 import gc
-import inspect
 import os
 
 # Programs of the tests are not kept for the user.
@@ -31,11 +30,11 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
+import effort
 import equinox as eqx
 import jax
 import jaxtyping
 import pytest
-from jax._src import compiler
 from jaxtyping import install_import_hook
 
 # A plugin may have imported JAX before.
@@ -43,21 +42,7 @@ jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
-_compiled = getattr(compiler, "compile_or_get_cached", None)
-
-
-def _compiled_quickly(backend, computation, devices, compile_options, *more, **named):
-    """With no effort at all, where no loop would run the longer for it."""
-    if "stablehlo.while" not in computation.operation.get_asm(large_elements_limit=8):
-        options = compile_options.executable_build_options.debug_options
-        options.xla_backend_optimization_level, options.xla_llvm_disable_expensive_passes = 0, True
-    return _compiled(backend, computation, devices, compile_options, *more, **named)
-
-
-# JAX's own function: where another version has none like it, programs are compiled as the flags say.
-_TAKES = list(inspect.signature(_compiled_quickly).parameters)[:4]
-if _compiled is not None and list(inspect.signature(_compiled).parameters)[:4] == _TAKES:
-    compiler.compile_or_get_cached = _compiled_quickly
+effort.spare()
 
 # Every name is imported here, so that its shapes are checked; but not the estimators: scikit-learn wants a
 # constructor that takes anything.
