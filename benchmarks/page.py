@@ -25,6 +25,13 @@ median of their ratio over the rounds is shown, with its quartiles in brackets. 
 except in whole fits.
 """
 
+IMPORTS = """\
+## Import
+
+What `import measureflow` takes in a fresh process, beside `import jax`; in brackets, multiples of the first
+column. Names are imported when they are first asked for: the last column has those that `solve` needs.
+"""
+
 OVERHEAD = """\
 ## A step against its bare arithmetic
 
@@ -90,6 +97,8 @@ What was promised, and whether it holds in this run.
 def page(results: dict[str, Any], name: str) -> str:
     """The whole page; only what was run is shown."""
     parts = [INTRODUCTION, tables.machine_line(results) + "\n"]
+    if results.get("imports"):
+        parts += [IMPORTS, tables.imports(results["imports"]) + "\n"]
     if results.get("overhead"):
         parts += [OVERHEAD.format(name=name), tables.overhead(results["overhead"]) + "\n"]
     if results.get("pairs"):

@@ -10,6 +10,8 @@ Result = dict[str, Any]
 def all_tables(results: Result) -> str:
     """Every table of what was run, under headings."""
     parts = [machine_line(results)]
+    if "imports" in results:
+        parts += ["## Import", imports(results["imports"])]
     if "overhead" in results:
         parts += ["## Overhead", overhead(results["overhead"])]
     if "pairs" in results:
@@ -37,6 +39,11 @@ def machine_line(results: Result) -> str:
     )
 
 
+def imports(cases: list[Result]) -> str:
+    """Seconds of each, and in brackets how many times the first."""
+    return "\n\n".join(_overhead_group(next(iter(case["times"])), [case], "in") for case in cases)
+
+
 def overhead(cases: list[Result]) -> str:
     """Time of a step, and in brackets how many times the baseline, which is the first column."""
     groups: dict[str, list[Result]] = {}
@@ -45,12 +52,12 @@ def overhead(cases: list[Result]) -> str:
     return "\n\n".join(_overhead_group(baseline, group) for baseline, group in groups.items())
 
 
-def _overhead_group(baseline: str, cases: list[Result]) -> str:
+def _overhead_group(baseline: str, cases: list[Result], of: str = "one step") -> str:
     names = list(dict.fromkeys(name for case in cases for name in case["times"]))
     rows = []
     for case in cases:
         over = {ratio["of"]: ratio["ratio"] for ratio in case["ratios"] if ratio["over"] == baseline}
-        row = {"one step": case["title"]}
+        row = {of: case["title"]}
         for name in names:
             found = case["times"].get(name)
             times = f" ({over[name]:.2f})" if name in over else ""
@@ -145,7 +152,7 @@ def targets(results: Result) -> str:
             "target": promised(ratio),
             "holds": "yes" if ratio["holds"] else "**no**",
         }
-        for part in ("overhead", "peers")
+        for part in ("imports", "overhead", "peers")
         for case in results.get(part, [])
         for ratio in case["ratios"]
         if ratio["holds"] is not None

@@ -1,26 +1,57 @@
 """Shapes and types are checked at run time, and nothing is promoted silently."""
 
+import atexit
 import collections
+import gc
 import os
 
-# Programs of the tests are not kept.
+# Programs of the tests are not kept for the user.
 os.environ["MEASUREFLOW_CACHE"] = "off"
-# Tests run side by side: one thread each, instead of all of them on all cores.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-
+import shutil
 import signal
 import sys
+import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
+# Tests spend most of their time compiling programs, each for a few calls: with these flags half of it, and
+# what is compiled runs a seventh slower.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=1"
+if version("jaxlib").startswith("0.10."):
+    # XLA ends the process at a flag that it does not know: these may go.
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+# Tests run side by side: one thread each, instead of all of them on all cores.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["XLA_FLAGS"] += " --xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+# What one process has compiled, another finds; and so does the same one, after it has let its programs go.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="measureflow-tests-")
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+import effort
 import equinox as eqx
 import jax
 import jaxtyping
 import pytest
 from jaxtyping import install_import_hook
 
+# A plugin may have imported JAX before.
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+effort.spare()
+
+# Every name is imported here, so that its shapes are checked; but not the estimators: scikit-learn wants a
+# constructor that takes anything.
 with install_import_hook("measureflow", "beartype.beartype"):
-    import measureflow  # noqa: F401
+    import measureflow
+
+    for name, place in measureflow._PLACES.items():
+        if not place.startswith(("measureflow.tables", "measureflow.study")) and name != "plots":
+            getattr(measureflow, name)
 
 # Tests press Ctrl-C; shells start what runs in the background with that ignored, and children inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -53,7 +84,7 @@ def pytest_collection_modifyitems(items):
     the cases of a test that is marked `few(n)`, the others are slow."""
     cases = collections.defaultdict(list)
     for item in items:
-        if item.get_closest_marker("few") is not None:
+        if item.get_closest_marker("few") is not None and item.get_closest_marker("slow") is None:
             cases[item.path, item.originalname].append(item)
     for of_test in cases.values():
         number = of_test[0].get_closest_marker("few").args[0]
@@ -71,6 +102,11 @@ def pytest_collection_modifyitems(items):
             together = item.path.parent if item.path.parent.name == "commands" else item.path
             item.add_marker(pytest.mark.xdist_group(together.stem))
     items.sort(key=place)
+
+
+def pytest_collection_finish():
+    """What is there now stays there: the collector of garbage need not look at it again and again."""
+    gc.freeze()
 
 
 # A process with tens of thousands of compiled programs crashes while it compiles another. Linux counts its

@@ -3,6 +3,7 @@
 python on_devices.py OUT PART [COORDINATOR NUMBER]: one of PARTS, in this process or in one of two.
 """
 
+import importlib
 import json
 import sys
 import warnings
@@ -26,7 +27,7 @@ from measureflow.runs import program
 from measureflow.runs.batches import Whole
 
 # The package's name for it is the function.
-solving = sys.modules["measureflow.runs.solve"]
+solving = importlib.import_module("measureflow.runs.solve")
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 3)).astype(np.float32)
 DATA = (X, X.sum(axis=1))

@@ -1,6 +1,8 @@
 """The estimators' programs, their shapes checked, and compiled with little effort: tests run many small ones,
 each a few times."""
 
+import os
+
 import equinox as eqx
 import pytest
 from jaxtyping import install_import_hook
@@ -11,6 +13,8 @@ with install_import_hook("measureflow", "beartype.beartype"):
     from measureflow.tables import side_by_side, training, trials
 
 _EFFORT = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+if "fusion_emitters" in os.environ["XLA_FLAGS"]:
+    _EFFORT["xla_cpu_use_fusion_emitters"] = False
 
 
 def _with_little_effort(program):

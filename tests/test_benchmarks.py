@@ -176,7 +176,7 @@ def results():
     """Tiny sizes of everything that needs no process of its own; peers where they are installed."""
     with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):
         patch.setattr("benchmarks.__main__.tqdm", lambda **_: _Silent())
-        found = measure(["overhead", "pairs", "peers", "growth"], quick=True)
+        found = measure(["imports", "overhead", "pairs", "peers", "growth"], quick=True)
     found["peers"].append(tabular_fit.measured(_process, 2, lambda: None))
     return json.loads(json.dumps(found))
 

@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -31,6 +32,8 @@ LENIENT = (
     "docs/extend.md",
 )
 PAGES = ("docs/index.md", "docs/tutorial.md", "docs/scaling.md", "docs/faq.md", *LENIENT)
+# Minutes each.
+LONG = ("docs/practitioners.md", "docs/researchers.md")
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n^```text\n(?P<output>.*?)^```$)?", re.M | re.S)
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
@@ -44,13 +47,13 @@ def blocks(page: str) -> list[re.Match]:
     return list(BLOCK.finditer((ROOT / page).read_text(encoding="utf-8")))
 
 
-def run(page: str, folder: Path) -> list[str]:
+def run(page: str, folder: Path, shortened: Callable[[str], str] = str) -> list[str]:
     """What each block of a page prints, all of them in one namespace, pictures going to `folder`."""
     plt.switch_backend("Agg")
     namespace, printed = {"__name__": page}, []
     with contextlib.chdir(folder):
         for block in blocks(page):
-            code = compile(block["code"], f"{page}, character {block.start()}", "exec")
+            code = compile(shortened(block["code"]), f"{page}, character {block.start()}", "exec")
             # Optax itself relies on promotion: Adam raises a weak float to an integer power.
             promotion = "standard" if "optax" in block["code"] else jax.config.jax_numpy_dtype_promotion
             with contextlib.redirect_stdout(io.StringIO()) as output, jax.numpy_dtype_promotion(promotion):
@@ -73,10 +76,28 @@ def numbers_agree(shown: str, printed: str) -> bool:
     return abs(float(shown) - float(printed)) <= RELATIVE * abs(float(shown)) + 1.01 * last_digit
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=[pytest.mark.standard_promotion] * (page in LENIENT)) for page in PAGES],
-)
+def fewer_steps(code: str) -> str:
+    """Thousands, which are steps, divided by fifty."""
+    return re.sub(r"\b\d+_\d{3}\b", lambda found: str(int(found[0]) // 50), code)
+
+
+@pytest.mark.standard_promotion
+@pytest.mark.filterwarnings("ignore:.*not converged")
+@pytest.mark.parametrize("page", LONG)
+def test_pages_run_in_few_steps(page, tmp_path):
+    """Of pages that fit much, `make verify` compares the numbers."""
+    for block, output in zip(blocks(page), run(page, tmp_path, fewer_steps), strict=True):
+        shown = block["output"] or ""
+        assert len(shown.splitlines()) == len(output.splitlines()), (
+            f"{page} shows\n{shown}\nbut prints\n{output}"
+        )
+
+
+def marks(page: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.standard_promotion] * (page in LENIENT) + [pytest.mark.slow] * (page in LONG)
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, marks=marks(page)) for page in PAGES])
 def test_pages_run_and_print_what_they_show(page, tmp_path):
     printed = run(page, tmp_path)
     assert printed, f"{page} has no Python blocks"

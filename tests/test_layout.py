@@ -1,6 +1,7 @@
 """Imports go one way, heavy libraries stay where they belong, and the promised names are there."""
 
 import ast
+import functools
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -17,7 +18,12 @@ MODULES = {
 }
 
 
+@functools.cache
 def imported(name):
+    return list(_imported(name))
+
+
+def _imported(name):
     """Every dotted name that a module imports when it runs, anywhere in it."""
     path = MODULES[name]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
@@ -122,7 +128,8 @@ def test_the_test_sees_imports():
 
 
 def test_importing_measureflow_is_light():
-    heavy = ["matplotlib", "typer", "rich", "sklearn", "pandas", "IPython"]
+    heavy = ["jax", "scipy", "numpyro", "optax", "beartype"]
+    heavy += ["matplotlib", "typer", "rich", "sklearn", "pandas", "IPython"]
     program = f"import sys, measureflow; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -147,6 +154,26 @@ def test_promised_names():
     namespace = {}
     exec("from measureflow import *", namespace)
     assert set(mf.__all__) <= set(namespace)
+
+
+def test_type_checkers_see_the_names_where_they_are():
+    tree = ast.parse(Path(mf.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {}
+    for node in block.body:
+        for alias in node.names:
+            whole = f"{node.module}.{alias.name}"
+            seen[alias.name] = whole if whole in MODULES else node.module
+    assert seen == mf._PLACES
+    assert set(seen) == set(mf.__all__)
+
+
+def test_completion_shows_names_that_are_not_imported_yet():
+    program = "import measureflow; print(sorted(set(measureflow.__all__) - set(dir(measureflow))))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    with pytest.raises(AttributeError, match="module 'measureflow' has no attribute 'EnsembleRegresor'"):
+        getattr(mf, "Ensemble" + "Regresor")
 
 
 def test_every_module_says_what_it_is():

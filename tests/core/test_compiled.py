@@ -25,6 +25,8 @@ print(folder is not None, "/jax/compilation_cache/cache_hits" in events, float(v
 
 def run(folder):
     environment = os.environ | {"MEASUREFLOW_CACHE": str(folder), "JAX_PLATFORMS": "cpu"}
+    # That of the tests.
+    del environment["JAX_COMPILATION_CACHE_DIR"]
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAM], env=environment, capture_output=True, text=True
     )

@@ -10,17 +10,18 @@ import measureflow as mf
 
 # At 2,000 particles a wrong interaction (×½) moves the law by less than chance may; the time averages
 # below see it, and `make verify` sees it with 5,000.
+# What DRLE is in the end, `make test` sees by time averages: they have more power, and take less time.
 SNAPSHOT_MUTANTS = [
-    (dle, {"noise": 0.8}),
     pytest.param(dle, {"noise": 1.25}, marks=pytest.mark.slow),
     pytest.param(drle, {"noise": 0.8}, marks=pytest.mark.slow),
     pytest.param(drle, {"noise": 1.25}, marks=pytest.mark.slow),
     (drle, {"interaction": 2.0}),
+    (dle, {"noise": 0.8}),
 ]
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("problem", [dle(), drle()], ids=["DLE", "DRLE"])
+@pytest.mark.parametrize("problem", [drle(), dle()], ids=["DRLE", "DLE"])
 def test_a_snapshot_is_as_close_to_the_minimiser_as_independent_draws(problem):
     assert snapshot(problem, exact(problem), 2_000, seed=0).holds
 
@@ -41,11 +42,11 @@ def test_time_averages_are_those_of_the_minimiser(problem):
 @pytest.mark.parametrize(
     "mistake",
     [
-        {"interaction": 0.5},
         pytest.param({"interaction": 2.0}, marks=pytest.mark.slow),
         pytest.param({"interaction": -1.0}, marks=pytest.mark.slow),
-        {"noise": 0.8},
         pytest.param({"prior": -1.0}, marks=pytest.mark.slow),
+        {"noise": 0.8},
+        {"interaction": 0.5},
     ],
     ids=str,
 )
@@ -53,6 +54,7 @@ def test_time_averages_of_a_wrong_flow_are_not(mistake):
     assert not time_average(mutant(drle(), **mistake), seed=1, time=300).holds(exact(drle()))
 
 
+@pytest.mark.slow
 def test_a_flow_that_starts_at_the_minimiser_stays_there():
     law = exact(drle())
     start = jnp.asarray(law.sample(np.random.default_rng(2), (300, 1)), jnp.float32)

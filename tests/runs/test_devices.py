@@ -16,6 +16,7 @@ import measureflow as mf
 
 SCRIPT = Path(__file__).parents[1] / "on_devices.py"
 EFFORT = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+EFFORT += " --xla_cpu_use_fusion_emitters=false" if "fusion_emitters" in os.environ["XLA_FLAGS"] else ""
 
 
 def start(devices, *arguments):

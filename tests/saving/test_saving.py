@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import importlib
 import json
 import math
 import os
@@ -223,6 +224,39 @@ def test_kinds_have_the_fields_of_their_classes():
     for name, kind in classes.items():
         fields = {field.name for field in dataclasses.fields(kind) if field.init}
         assert set(registry.KINDS[name].fields) == fields, name
+
+
+def test_every_class_in_files_is_found_by_its_name():
+    importlib.import_module("measureflow.commands.model")
+    importlib.import_module("measureflow.tables.classifier")
+    ours = {name for kind, name in registry._NAMES.items() if kind.__module__.startswith("measureflow.")}
+    # A tree is saved by `save` itself.
+    assert ours == {*registry._LATE, "Pytree"}
+    for name, module in registry._LATE.items():
+        assert name in vars(sys.modules[module]), f"{name} is not in {module}"
+
+
+def test_a_fresh_process_imports_what_a_file_needs(tmp_path):
+    save(mf.Gaussian(jnp.zeros(2), 1.0), tmp_path / "Gaussian")
+    save(
+        mf.Predictive(NETWORK, mf.likelihoods.NegativeBinomial(), particles_of(NETWORK, 3)),
+        tmp_path / "Predictive",
+    )
+    program = (
+        "import sys, measureflow\n"
+        "print(type(measureflow.load('Gaussian')).__name__, 'measureflow.networks' in sys.modules)\n"
+        "print(type(measureflow.load('Predictive')).__name__, 'sklearn' in sys.modules)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(pathlib.Path(mf.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["Gaussian", "False", "Predictive", "False"], done.stderr
 
 
 # Solutions.

@@ -238,7 +238,10 @@ def moments(density):
     return mean, np.sum(density * (GRID - mean) ** 2) * cell
 
 
-@pytest.mark.parametrize(("tau", "expected"), [(0.1, 0.824), (0.01, 0.538), (0.001, 0.505)])
+@pytest.mark.parametrize(
+    ("tau", "expected"),
+    [(0.1, 0.824), (0.01, 0.538), pytest.param(0.001, 0.505, marks=pytest.mark.slow)],
+)
 def test_the_log_score_finds_the_variance_that_the_model_lacks(tau, expected):
     """Data of variance s² = 1.5 under N(θ, 1): Q* → N(m, s² − 1) as τ → 0, where Bayes collapses."""
     n = 300

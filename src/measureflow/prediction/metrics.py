@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-import scipy.special
-import scipy.stats
+import scipy
 from jaxtyping import Float, Int
 from numpyro.distributions import (
     Distribution,

@@ -1,7 +1,7 @@
 """How well particles mix: nested R̂, and the effective number of draws, from many short chains."""
 
 import numpy as np
-from scipy import stats
+import scipy
 
 _GROUPS = 8
 
@@ -26,7 +26,7 @@ def nested_r_hat(start: np.ndarray, draws: np.ndarray, groups: np.ndarray | None
         spread = np.array([means[label == k, j].var(ddof=1) for k in range(count)])
         inside = np.mean(spread) + within[:, j].mean()
         chance = np.mean(spread / np.bincount(label))
-        allowed = chance * stats.chi2.isf(1e-3, count - 1) / (count - 1)
+        allowed = chance * scipy.stats.chi2.isf(1e-3, count - 1) / (count - 1)
         between = max(of_groups.var(ddof=1) - allowed, 0.0)
         found[j] = np.sqrt(1 + between / inside) if inside > 0 else np.inf
     return found
@@ -59,7 +59,7 @@ def drifting(draws: np.ndarray) -> float:
     moved = (later - earlier).astype(np.float64)
     error = moved.std(axis=0, ddof=1) / np.sqrt(n)
     t = np.abs(moved.mean(axis=0)) / np.where(error > 0, error, np.inf)
-    return float(t.max() - stats.t.isf(1e-3 / (2 * number), n - 1))
+    return float(t.max() - scipy.stats.t.isf(1e-3 / (2 * number), n - 1))
 
 
 def staying(start: np.ndarray, draws: np.ndarray) -> float:
@@ -75,7 +75,7 @@ def staying(start: np.ndarray, draws: np.ndarray) -> float:
     rest = np.take_along_axis(means, order[few:-few], axis=0)
     error = np.maximum(rest.std(axis=0, ddof=1), 1e-30) / np.sqrt(few)
     t = np.maximum(*(np.abs(part.mean(axis=0) - rest.mean(axis=0)) / error for part in (low, high)))
-    return float(t.max() - stats.t.isf(1e-3 / (4 * number), few - 1))
+    return float(t.max() - scipy.stats.t.isf(1e-3 / (4 * number), few - 1))
 
 
 def hopeless(values: np.ndarray) -> np.ndarray:

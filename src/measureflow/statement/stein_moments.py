@@ -14,7 +14,7 @@ All of it is NumPy in double precision.
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special, stats
+import scipy
 
 # How many whitened directions are tried beside the coordinates: the widest and the narrowest.
 _MOST_DIRECTIONS = 100
@@ -189,12 +189,12 @@ def standard_errors(values: np.ndarray) -> np.ndarray:
     t = mean / spread
     corrected = np.sqrt(n) * (t + skewness * t**2 / 3 + skewness**2 * t**3 / 27 + skewness / (6 * n))
     freedom = max((n - 1) * min(1.0, n / 600), 1.5)
-    return _as_normal(stats.t.logsf(np.abs(corrected), freedom))
+    return _as_normal(scipy.stats.t.logsf(np.abs(corrected), freedom))
 
 
 def _as_normal(log_tail: np.ndarray) -> np.ndarray:
     """The standard normal number with this tail probability."""
-    return np.asarray(np.maximum(-special.ndtri_exp(np.maximum(log_tail, -1e15)), 0.0))
+    return np.asarray(np.maximum(-scipy.special.ndtri_exp(np.maximum(log_tail, -1e15)), 0.0))
 
 
 def mean_terms(rows: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -215,10 +215,10 @@ def whole_mean(pulls: np.ndarray) -> float:
     squares = max(off / (n * (n - 1)), trace**2 / min(pulls.shape[1] * 50, 1e6), 1e-300)
     freedom = min(trace**2 / squares, pulls.shape[1])
     ratio = n * (pulls.mean(axis=0) ** 2).sum() / trace
-    log_tail = stats.f.logsf(ratio, freedom, freedom * (n - 1))
+    log_tail = scipy.stats.f.logsf(ratio, freedom, freedom * (n - 1))
     return float(_as_normal(np.asarray(log_tail - np.log(2))))
 
 
 def limit(count: int, level: float) -> float:
     """How many standard errors the largest of so many may be, with probability 1 − level (Bonferroni)."""
-    return float(stats.norm.isf(level / (2 * count)))
+    return float(scipy.stats.norm.isf(level / (2 * count)))

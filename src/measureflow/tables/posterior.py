@@ -133,7 +133,7 @@ def drawn_for(
     plan = Plan.of(model.loss, model.prior, model.views, recipe, rows)
     numbers = jnp.asarray([weight / table.cases, 1.0, trial.binned], jnp.float32)
     setting = plan.setting(numbers)
-    inputs, targets, weights = (part[0] for part in stacked([seen]))
+    inputs, targets, weights = (part[0] for part in stacked([seen], len(seen.weights)))
     inputs = inputs if plan.views is None else inputs * plan.views(numbers[2])[None]
     with warnings.catch_warnings():
         # The verdict has them all, and the estimator tells.

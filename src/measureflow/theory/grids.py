@@ -6,10 +6,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
-from scipy.signal import fftconvolve
-from scipy.special import xlogy
 
 from measureflow.core.pytrees import Particles
 from measureflow.spaces.empirical import Empirical
@@ -106,7 +105,7 @@ class GridEnergy:
             return np.zeros_like(mass)
         if isinstance(self.kernel, AbstractRadialKernel):
             stencil = self._radial_stencil(self.kernel)
-            full = fftconvolve(mass.reshape(self.grid.shape), stencil, mode="same")
+            full = scipy.signal.fftconvolve(mass.reshape(self.grid.shape), stencil, mode="same")
             return full.reshape(-1)
         if self._dense is None:
             if len(mass) > _LARGEST_DENSE:
@@ -145,7 +144,7 @@ class GridEnergy:
         free = mass @ self.potential + 0.5 * mass @ self.interaction(mass) + self.rest(mass)[0]
         # With τ = 0 the entropy is absent, and atoms must not make it infinite.
         if self.temperature > 0:
-            free += self.temperature * np.sum(xlogy(mass, mass / self.grid.cell))
+            free += self.temperature * np.sum(scipy.special.xlogy(mass, mass / self.grid.cell))
         return float(free)
 
 
