@@ -7,13 +7,17 @@ where `jax.random.normal` on a CPU is a loop over arrays of its own.
 
 import itertools
 import math
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key, UInt32
+from jaxtyping import Array, Float, Int, Key, UInt32
 
 from measureflow.core.pytrees import Parameters, Particles
+
+#: A key, or keys, of Threefry: its two words.
+Words: TypeAlias = tuple[UInt32[Array, "..."], UInt32[Array, "..."]]
 
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _ROUNDS = 20
@@ -21,14 +25,58 @@ _ROUNDS = 20
 
 def standard_normal(key: Key[Array, ""], n: int, like: Parameters) -> Particles:
     """n draws of Z ~ N(0, I), each a pytree like θ."""
+    return normal_of_words(_barred(_words(_halves(key)) if _is_threefry(key) else _bits(key)), n, like)
+
+
+def words_of_steps(key: Key[Array, ""], steps: Int[Array, " k"]) -> UInt32[Array, "k 2"]:
+    """For each step, the words that make the noise of `jax.random.fold_in(key, step)`.
+
+    JAX folds and draws by a program of its own each, a kernel of a GPU or a loop of a CPU, which a small step
+    would wait for longer than for its draws; the same arithmetic on a few numbers is one kernel.
+    """
+    if not _is_threefry(key):
+        # One by one: under vmap other generators draw other numbers.
+        return jnp.stack([_bits(jax.random.fold_in(key, steps[k])) for k in range(len(steps))])
+    counters = steps.astype(jnp.uint32)
+    return _barred(_words(threefry(_halves(key), jnp.zeros_like(counters), counters)))
+
+
+def normal_of_words(words: UInt32[Array, "2"], n: int, like: Parameters) -> Particles:
+    """The draws that two words make: n of Z ~ N(0, I), each a pytree like θ."""
     leaves, structure = jax.tree.flatten(like)
-    words = jax.random.bits(key, (2,), jnp.uint32)
     firsts = itertools.accumulate((leaf.size for leaf in leaves[:-1]), initial=0)
-    drawn = [_on_leaf(words, n, leaf, first) for leaf, first in zip(leaves, firsts, strict=True)]
+    both = words[0], words[1]
+    drawn = [_on_leaf(both, n, leaf, first) for leaf, first in zip(leaves, firsts, strict=True)]
     return jax.tree.unflatten(structure, drawn)
 
 
-def _on_leaf(words: UInt32[Array, "2"], n: int, leaf: Array, first: int) -> Float[Array, "n ..."]:
+def _is_threefry(key: Key[Array, ""]) -> bool:
+    """Whether it is of JAX's default generator, used as it is by default."""
+    return str(jax.random.key_impl(key)) == "threefry2x32" and bool(jax.config.jax_threefry_partitionable)
+
+
+def _halves(key: Key[Array, ""]) -> Words:
+    data = jax.random.key_data(key)
+    return data[0], data[1]
+
+
+def _bits(key: Key[Array, ""]) -> UInt32[Array, "2"]:
+    return jax.random.bits(key, (2,), jnp.uint32)
+
+
+def _words(keys: Words) -> UInt32[Array, "... 2"]:
+    """The first two words of each key, as `jax.random.bits` has them: the counters 0 and 1."""
+    counters = jnp.broadcast_to(jnp.arange(2, dtype=jnp.uint32), (*keys[0].shape, 2))
+    high, low = threefry((keys[0][..., None], keys[1][..., None]), jnp.zeros_like(counters), counters)
+    return high ^ low
+
+
+def _barred(words: UInt32[Array, "... 2"]) -> UInt32[Array, "... 2"]:
+    """Made once: a compiler would make them again for every coordinate that they are used for."""
+    return jax.lax.optimization_barrier(words)
+
+
+def _on_leaf(words: Words, n: int, leaf: Array, first: int) -> Float[Array, "n ..."]:
     shape = (n, *leaf.shape)
     particle = jax.lax.broadcasted_iota(jnp.uint32, shape, 0)
     coordinate = jnp.uint32(first) + jnp.arange(leaf.size, dtype=jnp.uint32).reshape(1, *leaf.shape)
@@ -40,7 +88,7 @@ def _on_leaf(words: UInt32[Array, "2"], n: int, leaf: Array, first: int) -> Floa
 
 
 def threefry(
-    key: UInt32[Array, "2"], high: UInt32[Array, "..."], low: UInt32[Array, "..."]
+    key: Words, high: UInt32[Array, "..."], low: UInt32[Array, "..."]
 ) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:
     """Threefry-2×32 of counters (Salmon et al., 2011), JAX's own generator: two random words each."""
     keys = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(0x1BD11BDA))
