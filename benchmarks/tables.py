@@ -12,6 +12,8 @@ def all_tables(results: Result) -> str:
     parts = [machine_line(results)]
     if "overhead" in results:
         parts += ["## Overhead", overhead(results["overhead"])]
+    if results.get("residual"):
+        parts += ["## Residual networks", residual(results["residual"])]
     if "pairs" in results:
         parts += ["## Pairs", pairs(results["pairs"])]
     if "peers" in results:
@@ -56,6 +58,21 @@ def _overhead_group(baseline: str, cases: list[Result]) -> str:
             times = f" ({over[name]:.2f})" if name in over else ""
             row[name] = "" if found is None else f"{duration(found['median'])}{times}"
         rows.append(row)
+    return table(rows)
+
+
+def residual(cases: list[Result]) -> str:
+    """Time of a step, multiples of the baseline, and memory for each particle."""
+    rows = []
+    for case in cases:
+        over = {ratio["of"]: ratio for ratio in case["ratios"]}
+        for name, found in case["times"].items():
+            rows.append(
+                {case["title"]: name}
+                | {"one step": duration(found["median"])}
+                | {"times the first": with_quartiles(over[name]) if name in over else ""}
+                | {"memory a particle": size_in_memory(case["bytes"][name] / case["particles"])}
+            )
     return table(rows)
 
 

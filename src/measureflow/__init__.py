@@ -83,6 +83,7 @@ from measureflow.spaces.kernels import (
 )
 from measureflow.spaces.measures import AbstractMeasure, Flat, FromDistribution, Gaussian, Uniform
 from measureflow.spaces.mixtures import GaussianMixture
+from measureflow.spaces.projections import RandomProjection
 from measureflow.statement.certificate import Certificate, NotStationaryWarning
 from measureflow.statement.divergences import KL, AbstractRegulariser, SquaredMMD
 from measureflow.statement.free_energy import FreeEnergy
@@ -186,6 +187,7 @@ __all__ = [
     "RMSPreconditioner",
     "RandomBatches",
     "RandomFeatures",
+    "RandomProjection",
     "RankedProbabilityScore",
     "Renyi",
     "Restart",
