@@ -64,7 +64,9 @@ class Log:
         self.record_every = record_every
         self.rows: list[dict[str, Any]] = []
 
-    def add(self, table: dict[str, Array], records: int, *, always: bool = False) -> list[dict[str, Any]]:
+    def add(
+        self, table: dict[str, Array | np.ndarray], records: int, *, always: bool = False
+    ) -> list[dict[str, Any]]:
         """Keep what is to be kept of some records; returned is what was."""
         columns = {name: np.asarray(column)[:records] for name, column in table.items()}
         first = len(self.rows)

@@ -14,12 +14,13 @@ from measureflow.flows.flow import AbstractFlow, particle_leaves, rearranged
 from measureflow.runs.batches import AbstractBatches, data_key
 from measureflow.runs.draws import Buffer, Draws
 from measureflow.runs.loop import repeat
+from measureflow.runs.turns import Parts, sent_ahead
 from measureflow.spaces.empirical import Empirical
 from measureflow.statement.problem import Problem
 
 # The shapes of one compiled call: how many records and scheduled step sizes it can hold. Fixed, so that
 # any number of steps is one program.
-RECORDS = 128
+RECORDS = 512
 SCHEDULED = 4096
 
 
@@ -57,9 +58,12 @@ class Program:
         mesh: Mesh | None,
         collect: Draws | None,
     ):
-        self.layout = Layout(mesh, particle_leaves(flow, problem, state), collect)
+        # Only a mesh asks which leaves belong to particles, and finding that traces the flow's beginning.
+        rows = () if mesh is None else particle_leaves(flow, problem, state)
+        self.layout = Layout(mesh, rows, collect)
         on_mesh = flow if mesh is None else flow.on(mesh)
         self.problem, self.flow, self.key = place(mesh, (problem, on_mesh, key))
+        self.order_key = data_key(self.key)
 
     @property
     def mesh(self) -> Mesh | None:
@@ -73,6 +77,10 @@ class Program:
         flow = self.flow.tabulated(int(state.step), max(records * steps, 1), SCHEDULED)
         counts = jnp.asarray(records, jnp.int32), jnp.asarray(steps, jnp.int32)
         flow, (times, each) = place(self.mesh, (flow, counts))
+        if self.mesh is None and _runs_ahead():
+            arguments = (self.problem, flow, batches, self.key, self.order_key, self.layout.collect)
+            moved, table = sent_ahead(_PARTS, arguments, (state, buffer), records, steps, RECORDS)
+            return moved[0], table, moved[1]
         return _call(self.problem, flow, state, batches, self.key, times, each, buffer, self.layout)
 
     def finite(self, state: Any) -> Bool[Array, " n"]:
@@ -85,7 +93,35 @@ class Program:
 
     def rearranged(self, state: Any, sources: Any) -> Any:
         """The state in which particle i is what particle sources[i] was."""
-        return self.layout.placed(rearranged(state, self.layout.rows, place(self.mesh, jnp.asarray(sources))))
+        rows = self.layout.rows or particle_leaves(self.flow, self.problem, state)
+        return self.layout.placed(rearranged(state, rows, place(self.mesh, jnp.asarray(sources))))
+
+
+def _runs_ahead() -> bool:
+    """Whether the device waits for the host in loops whose length is data."""
+    return jax.default_backend() == "gpu"
+
+
+def _observed(arguments: tuple, carry: tuple) -> dict[str, Array]:
+    """The record of a state."""
+    (problem, flow, batches, key, order_key, _), (state, _) = arguments, carry
+    batch = batches.at(state.step, order_key)
+    return flow.observe(problem, state, batch, key, batches.sampled_share()) | {"step": state.step}
+
+
+def _moved(arguments: tuple, carry: tuple) -> tuple:
+    """The state after a step, and what was kept of it."""
+    (problem, flow, batches, key, order_key, collect), (state, buffer) = arguments, carry
+    flow.require_share(batches.sampled_share())
+    state = flow.step(problem, state, batches.at(state.step, order_key), key)
+    if collect is None:
+        return state, None
+    measure = flow.measure(state)
+    assert isinstance(measure, Empirical)
+    return state, buffer.keeping(collect, state.step, measure.particles)
+
+
+_PARTS = Parts(_observed, _moved)
 
 
 @eqx.filter_jit
@@ -101,26 +137,15 @@ def _call(
     layout: Layout,
 ) -> tuple[Any, dict[str, Array], Buffer | None]:
     """All counts are data."""
-    order_key, collect = data_key(key), layout.collect
-    flow.require_share(batches.sampled_share())
+    arguments = (problem, flow, batches, key, data_key(key), layout.collect)
 
     def observe(state: Any) -> dict[str, Array]:
-        batch = batches.at(state.step, order_key)
-        return flow.observe(problem, state, batch, key, batches.sampled_share()) | {"step": state.step}
-
-    def step(carry: tuple) -> tuple:
-        state, buffer = carry
-        state = flow.step(problem, state, batches.at(state.step, order_key), key)
-        if collect is None:
-            return state, None
-        measure = flow.measure(state)
-        assert isinstance(measure, Empirical)
-        return state, buffer.keeping(collect, state.step, measure.particles)
+        return _observed(arguments, (state, None))
 
     def body(slot: Array, carry: tuple) -> tuple:
         state, buffer, table = carry
         table = jax.tree.map(lambda column, value: column.at[slot].set(value), table, observe(state))
-        return *repeat(step, (state, buffer), steps), table
+        return *repeat(lambda moving: _moved(arguments, moving), (state, buffer), steps), table
 
     table = jax.tree.map(lambda leaf: jnp.zeros((RECORDS,), leaf.dtype), jax.eval_shape(observe, state))
     state, buffer, table = jax.lax.fori_loop(0, records, body, (state, buffer, table))
