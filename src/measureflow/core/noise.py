@@ -5,6 +5,7 @@ on which device they lie; and it is arithmetic on indices, which the compiler fu
 where `jax.random.normal` on a CPU is a loop over arrays of its own.
 """
 
+import functools
 import itertools
 import math
 from typing import TypeAlias
@@ -25,7 +26,7 @@ _ROUNDS = 20
 
 def standard_normal(key: Key[Array, ""], n: int, like: Parameters) -> Particles:
     """n draws of Z ~ N(0, I), each a pytree like θ."""
-    return normal_of_words(_barred(_words(_halves(key)) if _is_threefry(key) else _bits(key)), n, like)
+    return normal_of_words(_words_of_key(key) if _is_threefry(key) else _bits(key), n, like)
 
 
 def words_of_steps(key: Key[Array, ""], steps: Int[Array, " k"]) -> UInt32[Array, "k 2"]:
@@ -37,8 +38,7 @@ def words_of_steps(key: Key[Array, ""], steps: Int[Array, " k"]) -> UInt32[Array
     if not _is_threefry(key):
         # One by one: under vmap other generators draw other numbers.
         return jnp.stack([_bits(jax.random.fold_in(key, steps[k])) for k in range(len(steps))])
-    counters = steps.astype(jnp.uint32)
-    return _barred(_words(threefry(_halves(key), jnp.zeros_like(counters), counters)))
+    return _folded_words(key, steps.astype(jnp.uint32))
 
 
 def normal_of_words(words: UInt32[Array, "2"], n: int, like: Parameters) -> Particles:
@@ -60,6 +60,16 @@ def _halves(key: Key[Array, ""]) -> Words:
     return data[0], data[1]
 
 
+@jax.jit
+def _words_of_key(key: Key[Array, ""]) -> UInt32[Array, "2"]:
+    return _barred(_words(_halves(key)))
+
+
+@jax.jit
+def _folded_words(key: Key[Array, ""], counters: UInt32[Array, " k"]) -> UInt32[Array, "k 2"]:
+    return _barred(_words(threefry(_halves(key), jnp.zeros_like(counters), counters)))
+
+
 def _bits(key: Key[Array, ""]) -> UInt32[Array, "2"]:
     return jax.random.bits(key, (2,), jnp.uint32)
 
@@ -77,14 +87,22 @@ def _barred(words: UInt32[Array, "... 2"]) -> UInt32[Array, "... 2"]:
 
 
 def _on_leaf(words: Words, n: int, leaf: Array, first: int) -> Float[Array, "n ..."]:
-    shape = (n, *leaf.shape)
-    particle = jax.lax.broadcasted_iota(jnp.uint32, shape, 0)
-    coordinate = jnp.uint32(first) + jnp.arange(leaf.size, dtype=jnp.uint32).reshape(1, *leaf.shape)
-    high, low = threefry(words, particle, jnp.broadcast_to(coordinate, shape))
-    double = leaf.dtype == jnp.float64
-    uniform = _from_64_bits(high, low) if double else _from_32_bits(high)
+    uniform = _uniform(words, np.uint32(first), (n, *leaf.shape), leaf.dtype == jnp.float64)
     # From (−1, 1), by the inverse of the distribution function.
     return (math.sqrt(2) * jax.lax.erf_inv(uniform)).astype(leaf.dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _uniform(
+    words: Words, first: UInt32[Array, ""] | np.uint32, shape: tuple[int, ...], double: bool
+) -> Float[Array, "n ..."]:
+    """On (−1, 1), for the coordinates of a leaf from `first` on. One program, also where nothing else is
+    compiled: its operations one by one would be a hundred."""
+    particle = jax.lax.broadcasted_iota(jnp.uint32, shape, 0)
+    size = math.prod(shape[1:])
+    coordinate = first + jnp.arange(size, dtype=jnp.uint32).reshape(1, *shape[1:])
+    high, low = threefry(words, particle, jnp.broadcast_to(coordinate, shape))
+    return _from_64_bits(high, low) if double else _from_32_bits(high)
 
 
 def threefry(

@@ -57,6 +57,7 @@ MENDED = {
     "wine": (10.8, 14.0, 12.2),
 }
 NETWORKS, HIDDEN, EPOCHS, BATCH = 5, 50, 40, 100
+_EULER = EulerMaruyama()
 STEP_SIZES = (0.005, 0.02, 0.05, 0.1)
 #: (η, τ, λ₁) by method: at most eight each.
 SETTINGS = {
@@ -135,21 +136,31 @@ def _statement(method: str, features: int, key: Array, tau: float | None, streng
 
 
 @eqx.filter_jit
-def _advance(
-    problem: Problem, flow: WassersteinFlow, data: Any, keys: Array, states: Any, steps: Array
+def _advance(stated: Any, data: Any, keys: Array, states: Any, steps: Array) -> Any:
+    """The five networks of every setting and every split, all of them as one program."""
+
+    def one_setting(stated: tuple[Problem, WassersteinFlow], states: Any) -> Any:
+        problem, flow = stated
+
+        def one_split(state: Any, data: Any, key: Array) -> Any:
+            return run(problem, flow, state, data, key, steps, batch_size=BATCH)
+
+        return jax.vmap(one_split)(states, data, keys)
+
+    return eqx.filter_vmap(one_setting)(stated, states)
+
+
+def _train(
+    stated: list[tuple[Problem, WassersteinFlow]], start: Any, data: Any, keys: Array, steps: int
 ) -> Any:
-    """The five networks of every split, all splits as one program."""
-
-    def one_split(state: Any, data: Any, key: Array) -> Any:
-        return run(problem, flow, state, data, key, steps, batch_size=BATCH)
-
-    return jax.vmap(one_split)(states, data, keys)
-
-
-def _train(problem: Problem, flow: WassersteinFlow, start: Any, data: Any, keys: Array, steps: int) -> Any:
-    """The particles of every split after `steps` steps."""
+    """The particles of every setting and every split after `steps` steps."""
+    problem, flow = stated[0]
     states = jax.vmap(lambda particles: flow.init(problem, particles))(start)
-    return Together(eqx.Partial(_advance, problem, flow, data, keys), states).to(steps).particles
+    number = len(stated)
+    states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (number, *leaf.shape)), states)
+    arrays, rest = zip(*[eqx.partition(one, eqx.is_array) for one in stated], strict=True)
+    together = eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays), rest[0])
+    return Together(eqx.Partial(_advance, together, data, keys), states).to(steps).particles
 
 
 @eqx.filter_jit
@@ -185,15 +196,15 @@ def _tuned(splits: Splits, method: str, seed: int, bar: Any) -> tuple[tuple, Sco
     kernel_key, start_key, run_key = jax.random.split(jax.random.key(seed), 3)
     start = jax.vmap(lambda k: _kaiming(features).sample(k, NETWORKS))(jax.random.split(start_key, number))
     keys, steps = jax.random.split(run_key, number), EPOCHS * (cases // BATCH)
-    validation, test = [], []
-    for eta, tau, strength in SETTINGS[method]:
-        problem = _statement(method, features, kernel_key, tau, strength)
-        particles = _train(
-            problem, WassersteinFlow(eta, integrator=EulerMaruyama()), start, splits.train, keys, steps
-        )
-        validation.append(_score(particles, splits, "validation").noiseless)
-        test.append(_score(particles, splits, "test"))
-        bar.update()
+    stated = [
+        (_statement(method, features, kernel_key, tau, strength), WassersteinFlow(eta, integrator=_EULER))
+        for eta, tau, strength in SETTINGS[method]
+    ]
+    trained = _train(stated, start, splits.train, keys, steps)
+    settings = [jax.tree.map(lambda leaf, k=k: leaf[k], trained) for k in range(len(stated))]
+    validation = [_score(particles, splits, "validation").noiseless for particles in settings]
+    test = [_score(particles, splits, "test") for particles in settings]
+    bar.update(len(stated))
     # A run that diverged has no score, and is never the best.
     best = np.argmin(np.nan_to_num(np.array(validation), nan=np.inf), axis=0)
     chosen = Score(*[np.array(column)[best, np.arange(number)] for column in zip(*test, strict=True)])
