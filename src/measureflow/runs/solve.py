@@ -98,7 +98,7 @@ def solve(
     certify
         Whether to warn (`NotStationaryWarning`) where the particles claim to be draws of q* and fail
         `problem.certify`: for τ > 0, at least 50 particles, on one process and without batches. It costs one
-        gradient.
+        gradient; where particles interact, about twenty.
 
     Raises
     ------
