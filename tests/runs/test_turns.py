@@ -1,4 +1,4 @@
-"""Steps that are sent ahead, as they are to a GPU, are the steps of the loop."""
+"""Loops of fixed length, as a GPU has them, are the loop whose length is data."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 from helpers import assert_close, key, rows
 
 import measureflow as mf
-from measureflow.runs import program, turns
+from measureflow.runs import program
 
 PRIOR = mf.Gaussian({"a": jnp.zeros((3, 2)), "b": jnp.zeros(2)}, 1.0)
 X = jax.random.normal(jax.random.key(9), (12, 3))
@@ -25,12 +25,12 @@ def solved(steps, **more):
 
 @pytest.mark.parametrize(
     "more",
-    [{"record_every": 10}, {"record_every": 13, "batch_size": 4, "collect": mf.Draws(after=5, every=3)}],
+    [{"record_every": 10}, {"record_every": 20, "batch_size": 4, "collect": mf.Draws(after=5, every=3)}],
 )
-def test_what_is_sent_ahead_is_what_the_loop_does(more, monkeypatch):
-    expected = solved(47, **more)
-    monkeypatch.setattr(program, "_runs_ahead", lambda: True)
-    found = solved(47, **more)
+def test_turns_are_the_loop(more, monkeypatch):
+    expected = solved(187, **more)
+    monkeypatch.setattr(program, "_waits_for_the_host", lambda: True)
+    found = solved(187, **more)
     assert_close(rows(found.measure.particles), rows(expected.measure.particles))
     assert list(found.history) == list(expected.history)
     for name, column in expected.history.items():
@@ -39,22 +39,21 @@ def test_what_is_sent_ahead_is_what_the_loop_does(more, monkeypatch):
         assert_close(rows(found.draws), rows(expected.draws))
 
 
-def test_programs_are_compiled_once(monkeypatch):
-    monkeypatch.setattr(program, "_runs_ahead", lambda: True)
-    solved(40, record_every=10)
-    before = turns._programs.cache_info()
-    solved(40, record_every=20)
-    after = turns._programs.cache_info()
-    assert after.misses == before.misses
-    assert after.hits > before.hits
+@pytest.mark.parametrize(
+    ("records", "steps", "chunks"), [(1, 10, 0), (9, 10, 1), (16, 10, 2), (9, 20, 2), (15, 30, 3), (8, 13, 0)]
+)
+def test_a_chunk_does_not_end_between_two_records(records, steps, chunks):
+    assert program._chunks(records, steps) == chunks
+    turns = chunks * program._TURNS_OF_A_CHUNK
+    assert turns * 10 % steps == 0
+    assert turns * 10 <= records * steps
 
 
-def test_what_is_packed_comes_apart_again():
-    moving = [jnp.ones((4, 3)), jnp.arange(3), jnp.full((4, 2, 5), 2.0), jnp.ones(()), jnp.zeros((2, 2))]
-    pack, unpack = turns._packing(moving)
-    packed = pack(moving)
-    assert [leaf.shape for leaf in packed] == [(4, 13), (3,), (), (2, 2)]
-    again = unpack(packed)
-    assert all(np.array_equal(a, b) for a, b in zip(again, moving, strict=True))
-    monotonous = [jnp.ones((2, 3))]
-    assert turns._packing(monotonous)[0](monotonous) == monotonous
+def test_a_record_beyond_the_end_is_dropped():
+    table = program.Table.empty({"a": jnp.ones(()), "n": jnp.ones((), jnp.int32), "b": jnp.ones(())}, 2)
+    for slot, value in ((1, 3.0), (2, 5.0)):
+        table = table.recorded(
+            jnp.asarray(slot), {"a": jnp.asarray(value), "n": jnp.asarray(7), "b": jnp.asarray(-value)}
+        )
+    found = {name: column.tolist() for name, column in table.columns().items()}
+    assert found == {"a": [0.0, 3.0], "b": [0.0, -3.0], "n": [0, 7]}

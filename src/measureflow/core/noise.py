@@ -8,7 +8,7 @@ where `jax.random.normal` on a CPU is a loop over arrays of its own.
 import functools
 import itertools
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,8 @@ def normal_of_words(words: UInt32[Array, "2"], n: int, like: Parameters) -> Part
 
 def _is_threefry(key: Key[Array, ""]) -> bool:
     """Whether it is of JAX's default generator, used as it is by default."""
-    return str(jax.random.key_impl(key)) == "threefry2x32" and bool(jax.config.jax_threefry_partitionable)
+    settings: Any = jax.config
+    return str(jax.random.key_impl(key)) == "threefry2x32" and bool(settings.jax_threefry_partitionable)
 
 
 def _halves(key: Key[Array, ""]) -> Words:

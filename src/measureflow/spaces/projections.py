@@ -1,5 +1,6 @@
 """Random projections of θ: features of few dimensions that keep distances, up to a known error."""
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -65,7 +66,7 @@ class RandomProjection(eqx.Module):
             found.append(jnp.sum(padded.reshape(-1, self.count), axis=0))
             first += leaf.size
         dtype = jnp.result_type(*leaves)
-        return sum((part.astype(dtype) for part in found[1:]), start=found[0].astype(dtype))
+        return functools.reduce(jnp.add, [part.astype(dtype) for part in found])
 
     def _signs(self, first: int, number: int) -> Float[Array, " number"]:
         """±1 for the coordinates from `first` on: arithmetic, which is fused into what uses it."""
