@@ -105,8 +105,9 @@ class Program:
         """`records` times: record the state, then take `steps` steps."""
         flow = self.flow.tabulated(int(state.step), max(records * steps, 1), SCHEDULED)
         counts = (records, steps, _chunks(records, steps) if self.layout.in_turns else 0)
-        flow, counts = place(self.mesh, (flow, tuple(jnp.asarray(count, jnp.int32) for count in counts)))
-        return _call(self.problem, flow, state, batches, self.key, counts, buffer, self.layout)
+        arrays = tuple(jnp.asarray(count, jnp.int32) for count in counts)
+        flow, (times, each, chunks) = place(self.mesh, (flow, arrays))
+        return _call(self.problem, flow, state, batches, self.key, times, each, buffer, self.layout, chunks)
 
     def finite(self, state: Any) -> Bool[Array, " n"]:
         """Which of what moves is finite."""
@@ -146,12 +147,14 @@ def _call(
     state: Any,
     batches: AbstractBatches,
     key: Key[Array, ""],
-    counts: tuple[Int[Array, ""], Int[Array, ""], Int[Array, ""]],
+    records: Int[Array, ""],
+    steps: Int[Array, ""],
     buffer: Buffer | None,
     layout: Layout,
+    chunks: Int[Array, ""] | int = 0,
 ) -> tuple[Any, dict[str, Array], Buffer | None]:
     """All counts are data: of records, of steps after each, and of chunks of turns."""
-    (records, steps, chunks), order_key, collect = counts, data_key(key), layout.collect
+    order_key, collect = data_key(key), layout.collect
     flow.require_share(batches.sampled_share())
 
     def observe(state: Any) -> dict[str, Array]:
