@@ -1,6 +1,6 @@
 """`make bench`: all benchmarks, in minutes on two cores.
 
-    python -m benchmarks [--only imports overhead pairs peers growth] [--quick] [--out FOLDER]
+    python -m benchmarks [--only imports fits overhead residual pairs peers growth] [--quick] [--out FOLDER]
 
 Prints tables, and writes results.json, tables.md and figures. `python -m benchmarks.page FOLDER` makes a page
 of the documentation of them. `--quick` takes tiny sizes, to see that all of it runs; its numbers say nothing.
@@ -17,10 +17,18 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 from tqdm import tqdm
 
-from benchmarks import figures, growth, imports, overhead, pairs, peers, tables
+from benchmarks import figures, fits, growth, imports, overhead, pairs, peers, residual, tables
 from benchmarks.machine import machine
 
-PARTS = {"imports": imports, "overhead": overhead, "pairs": pairs, "peers": peers, "growth": growth}
+PARTS = {
+    "imports": imports,
+    "fits": fits,
+    "overhead": overhead,
+    "residual": residual,
+    "pairs": pairs,
+    "peers": peers,
+    "growth": growth,
+}
 
 
 def measure(parts: list[str], *, quick: bool) -> dict:

@@ -10,6 +10,12 @@ from benchmarks.targets import STEP_SIZE, TEMPERATURE, Target
 
 
 def gradient_steps(target: Target, steps: int, *, draws: bool) -> Callable[[], Any]:
+    """The compiled steps of `compiled_steps`, from the target's particles."""
+    run = compiled_steps(target, steps, draws=draws)
+    return lambda: run(target.particles, target.data, jax.random.key(2))
+
+
+def compiled_steps(target: Target, steps: int, *, draws: bool) -> Any:
     """θ ← θ − η∇ℓ(θ), vmapped; with `draws` + √(2ητ) Z, by `jax.random.normal`, one key a leaf."""
     gradient = jax.vmap(jax.grad(target.loss), in_axes=(0, None))
     noise_scale = (2 * STEP_SIZE * TEMPERATURE) ** 0.5
@@ -27,7 +33,7 @@ def gradient_steps(target: Target, steps: int, *, draws: bool) -> Callable[[], A
 
         return jax.lax.scan(step, particles, jax.random.split(key, steps))[0]
 
-    return lambda: run(target.particles, target.data, jax.random.key(2))
+    return run
 
 
 def kernel_steps(particles: jax.Array, steps: int, lengthscale: float) -> Callable[[], jax.Array]:

@@ -28,6 +28,19 @@ def problems(loss: Callable, one: Any) -> dict[str, Problem]:
     }
 
 
+def projected(target: Target) -> dict[str, Problem]:
+    """The repulsive ones, their interactions in random projections."""
+    one = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), target.particles)
+    prior = mf.Gaussian(one, 1.0)
+    kernel = mf.SquaredExponential(LENGTHSCALE).on(mf.RandomProjection(jax.random.key(3)))
+    return {
+        "DRE, projected": mf.deep_repulsive_ensemble(target.loss, prior, kernel, mmd=MMD),
+        "DRLE, projected": mf.deep_repulsive_langevin_ensemble(
+            target.loss, prior, kernel, mmd=MMD, kl=TEMPERATURE
+        ),
+    }
+
+
 def problem_of(target: Target, method: str) -> Problem:
     """One of the four ensembles on a target."""
     return problems(target.loss, jax.tree.map(lambda leaf: leaf[0], target.particles))[method]

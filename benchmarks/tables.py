@@ -12,8 +12,12 @@ def all_tables(results: Result) -> str:
     parts = [machine_line(results)]
     if "imports" in results:
         parts += ["## Import", imports(results["imports"])]
+    if "fits" in results:
+        parts += ["## Default fits", fits(results["fits"])]
     if "overhead" in results:
         parts += ["## Overhead", overhead(results["overhead"])]
+    if results.get("residual"):
+        parts += ["## Residual networks", residual(results["residual"])]
     if "pairs" in results:
         parts += ["## Pairs", pairs(results["pairs"])]
     if "peers" in results:
@@ -44,6 +48,21 @@ def imports(cases: list[Result]) -> str:
     return "\n\n".join(_overhead_group(next(iter(case["times"])), [case], "in") for case in cases)
 
 
+def fits(cases: list[Result]) -> str:
+    """Seconds of each process, and the test NLL where it was computed."""
+    rows = [
+        {
+            "default fit": case["title"],
+            "process": name,
+            "seconds": duration(found["median"]),
+            "test NLL": f"{case['nll'][name]:.3f}" if "nll" in case else "",
+        }
+        for case in cases
+        for name, found in case["times"].items()
+    ]
+    return "\n\n".join(part for part in (table(rows), left_out(cases)) if part)
+
+
 def overhead(cases: list[Result]) -> str:
     """Time of a step, and in brackets how many times the baseline, which is the first column."""
     groups: dict[str, list[Result]] = {}
@@ -63,6 +82,21 @@ def _overhead_group(baseline: str, cases: list[Result], of: str = "one step") ->
             times = f" ({over[name]:.2f})" if name in over else ""
             row[name] = "" if found is None else f"{duration(found['median'])}{times}"
         rows.append(row)
+    return table(rows)
+
+
+def residual(cases: list[Result]) -> str:
+    """Time of a step, multiples of the baseline, and memory for each particle."""
+    rows = []
+    for case in cases:
+        over = {ratio["of"]: ratio for ratio in case["ratios"]}
+        for name, found in case["times"].items():
+            rows.append(
+                {case["title"]: name}
+                | {"one step": duration(found["median"])}
+                | {"times the first": with_quartiles(over[name]) if name in over else ""}
+                | {"memory a particle": size_in_memory(case["bytes"][name] / case["particles"])}
+            )
     return table(rows)
 
 
@@ -152,7 +186,7 @@ def targets(results: Result) -> str:
             "target": promised(ratio),
             "holds": "yes" if ratio["holds"] else "**no**",
         }
-        for part in ("imports", "overhead", "peers")
+        for part in ("imports", "fits", "overhead", "residual", "peers")
         for case in results.get(part, [])
         for ratio in case["ratios"]
         if ratio["holds"] is not None

@@ -40,6 +40,36 @@ def classification(particles: int, sizes: tuple[int, ...] = (784, 512, 512, 10),
     return _target(particles, sizes, cases, cross_entropy, (x, y))
 
 
+def residual(
+    particles: int, inputs: int = 784, width: int = 1024, blocks: int = 9, cases: int = 4096
+) -> Target:
+    """Residual networks of 10⁷ parameters that compute in bfloat16, and the mean cross entropy."""
+    x = jax.random.normal(jax.random.key(1), (cases, inputs), jnp.bfloat16)
+    y = jax.random.randint(jax.random.key(2), (cases,), 0, 10)
+    sizes = ((inputs, width), *((width, width),) * blocks, (width, 10))
+
+    def one(key):
+        keys = jax.random.split(key, len(sizes))
+        return [layer for k, pair in zip(keys, sizes, strict=True) for layer in start(k, pair)]
+
+    stacked = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), particles))
+    number = sum(leaf[0].size for leaf in jax.tree.leaves(stacked))
+    title = f"{particles} residual networks of {number:,} parameters, batch {cases}"
+    return Target(title, residual_cross_entropy, (x, y), stacked)
+
+
+def residual_cross_entropy(theta, data):
+    """Particles are float32; the network, and so its gradient, is bfloat16."""
+    x, y = data
+    first, *blocks, last = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), theta)
+    x = x @ first["weight"] + first["bias"]
+    for layer in blocks:
+        size = jax.lax.rsqrt(jnp.mean(jnp.square(x.astype(jnp.float32)), axis=1, keepdims=True) + 1e-6)
+        x = x + jax.nn.relu((x * size.astype(x.dtype)) @ layer["weight"] + layer["bias"])
+    log_probabilities = jax.nn.log_softmax((x @ last["weight"] + last["bias"]).astype(jnp.float32))
+    return -jnp.mean(jnp.take_along_axis(log_probabilities, y[:, None], axis=1))
+
+
 def network(theta: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
     for layer in theta[:-1]:
         x = jax.nn.relu(x @ layer["weight"] + layer["bias"])

@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     )
     from measureflow.spaces.measures import AbstractMeasure, Flat, FromDistribution, Gaussian, Uniform
     from measureflow.spaces.mixtures import GaussianMixture
+    from measureflow.spaces.projections import RandomProjection
     from measureflow.statement.certificate import Certificate, NotStationaryWarning
     from measureflow.statement.divergences import KL, AbstractRegulariser, SquaredMMD
     from measureflow.statement.free_energy import FreeEnergy
@@ -191,6 +192,7 @@ __all__ = [
     "RMSPreconditioner",
     "RandomBatches",
     "RandomFeatures",
+    "RandomProjection",
     "RankedProbabilityScore",
     "Renyi",
     "Restart",
@@ -310,6 +312,7 @@ _PLACES = {
     "RMSPreconditioner": "measureflow.flows.preconditioners",
     "RandomBatches": "measureflow.numerics.interactions",
     "RandomFeatures": "measureflow.numerics.interactions",
+    "RandomProjection": "measureflow.spaces.projections",
     "RankedProbabilityScore": "measureflow.statement.scores",
     "Renyi": "measureflow.statement.orders",
     "Restart": "measureflow.runs.solution",

@@ -22,8 +22,18 @@ def rows(particles):
 def test_the_words_are_those_of_jax():
     counters = jax.random.bits(key(0), (2, 1000), jnp.uint32)
     words = jnp.array([0x13198A2E, 0x03707344], jnp.uint32)
-    high, low = noise.threefry(words, *counters)
+    high, low = noise.threefry((words[0], words[1]), *counters)
     assert np.array_equal(jnp.concatenate([high, low]), threefry_2x32(words, counters.reshape(-1)))
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_the_words_of_a_step_are_those_of_its_key(impl):
+    made, steps = jax.random.key(3, impl=impl), jnp.array([0, 1, 77, 2**31 - 1])
+    folded = [jax.random.bits(jax.random.fold_in(made, step), (2,), jnp.uint32) for step in steps]
+    words = jax.jit(noise.words_of_steps)(made, steps)
+    assert np.array_equal(words, folded)
+    drawn = standard_normal(jax.random.fold_in(made, 77), 5, LIKE)
+    assert np.array_equal(rows(noise.normal_of_words(words[2], 5, LIKE)), rows(drawn))
 
 
 def test_a_coordinate_depends_on_key_particle_and_coordinate_alone():

@@ -52,6 +52,22 @@ def test_every_kernel_is_known_to_mosaic(name, dimensions):
         assert "mosaic" in lowered_for_cuda(summed, kernel, x, x)
 
 
+@pytest.mark.parametrize("name", ["SE", "Matern-0.5"])
+def test_few_particles_are_summed_directly(name, monkeypatch):
+    """A GPU sums small ensembles by all differences: the same sums, also of particles that coincide."""
+    kernel, x = RADIAL[name][0], draw(SMALL, 6)
+    x = jax.tree.map(lambda leaf: leaf.at[1].set(leaf[0]), x)
+    expected = EXACT.gradient(kernel, x), EXACT.mean(kernel, x)
+    monkeypatch.setattr(platforms, "compute_capability", lambda: platforms.AMPERE)
+    used = []
+    monkeypatch.setattr(
+        pair_sums, "_ravelled", lambda *of, found=pair_sums._ravelled: used.append(of) or found(*of)
+    )
+    assert_close(rows(EXACT.gradient(kernel, x)), rows(expected[0]))
+    assert_close(EXACT.mean(kernel, x), expected[1])
+    assert len(used) == 2
+
+
 def test_what_fits():
     class MyKernel(mf.SquaredExponential):
         pass

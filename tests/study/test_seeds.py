@@ -78,10 +78,16 @@ def test_no_step_is_taken_twice_or_left_out():
 def test_the_splits_of_a_table_are_trained_as_one_call_would():
     rng = np.random.default_rng(0)
     data = tuple(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 250, 3), (2, 250)))
-    start = jax.vmap(lambda key: uci._kaiming(3).sample(key, uci.NETWORKS))(keys(2))
-    statement = uci._statement("DE", 3, jax.random.key(1), None, None)
-    found = uci._train(statement, FLOW, start, data, keys(2), 30)
-    states = jax.vmap(lambda particles: FLOW.init(statement, particles))(start)
-    whole = uci._advance(statement, FLOW, data, keys(2), states, jnp.asarray(30))
+    start = uci._starts(uci._kaiming(3), keys(2))
+    stated = [
+        (uci._statement("DLE", 3, jax.random.key(1), tau, None), mf.WassersteinFlow(eta))
+        for eta, tau in ((0.01, 1e-4), (0.02, 1e-3))
+    ]
+    found = uci._train(stated, start, data, keys(2), 30)
+    together, states = uci._side_by_side(stated, start)
+    whole = uci._advance(together, data, keys(2), states, jnp.asarray(30))
     assert jax.tree.all(jax.tree.map(np.array_equal, found, whole.particles))
-    assert not jax.tree.all(jax.tree.map(np.array_equal, found, start))
+    for k, one in enumerate(stated):
+        alone = uci._train([one], start, data, keys(2), 30)
+        assert jax.tree.all(jax.tree.map(lambda x, y, k=k: np.allclose(x[k], y[0], atol=1e-5), found, alone))
+    assert not np.allclose(found["w1"][0], found["w1"][1], atol=1e-3)

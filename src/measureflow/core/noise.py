@@ -5,15 +5,20 @@ on which device they lie; and it is arithmetic on indices, which the compiler fu
 where `jax.random.normal` on a CPU is a loop over arrays of its own.
 """
 
+import functools
 import itertools
 import math
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key, UInt32
+from jaxtyping import Array, Float, Int, Key, UInt32
 
 from measureflow.core.pytrees import Parameters, Particles
+
+#: A key, or keys, of Threefry: its two words.
+Words: TypeAlias = tuple[UInt32[Array, "..."], UInt32[Array, "..."]]
 
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _ROUNDS = 20
@@ -21,26 +26,88 @@ _ROUNDS = 20
 
 def standard_normal(key: Key[Array, ""], n: int, like: Parameters) -> Particles:
     """n draws of Z ~ N(0, I), each a pytree like θ."""
+    return normal_of_words(_words_of_key(key) if _is_threefry(key) else _bits(key), n, like)
+
+
+def words_of_steps(key: Key[Array, ""], steps: Int[Array, " k"]) -> UInt32[Array, "k 2"]:
+    """For each step, the words that make the noise of `jax.random.fold_in(key, step)`.
+
+    JAX folds and draws by a program of its own each, a kernel of a GPU or a loop of a CPU, which a small step
+    would wait for longer than for its draws; the same arithmetic on a few numbers is one kernel.
+    """
+    if not _is_threefry(key):
+        # One by one: under vmap other generators draw other numbers.
+        return jnp.stack([_bits(jax.random.fold_in(key, steps[k])) for k in range(len(steps))])
+    return _folded_words(key, steps.astype(jnp.uint32))
+
+
+def normal_of_words(words: UInt32[Array, "2"], n: int, like: Parameters) -> Particles:
+    """The draws that two words make: n of Z ~ N(0, I), each a pytree like θ."""
     leaves, structure = jax.tree.flatten(like)
-    words = jax.random.bits(key, (2,), jnp.uint32)
     firsts = itertools.accumulate((leaf.size for leaf in leaves[:-1]), initial=0)
-    drawn = [_on_leaf(words, n, leaf, first) for leaf, first in zip(leaves, firsts, strict=True)]
+    both = words[0], words[1]
+    drawn = [_on_leaf(both, n, leaf, first) for leaf, first in zip(leaves, firsts, strict=True)]
     return jax.tree.unflatten(structure, drawn)
 
 
-def _on_leaf(words: UInt32[Array, "2"], n: int, leaf: Array, first: int) -> Float[Array, "n ..."]:
-    shape = (n, *leaf.shape)
-    particle = jax.lax.broadcasted_iota(jnp.uint32, shape, 0)
-    coordinate = jnp.uint32(first) + jnp.arange(leaf.size, dtype=jnp.uint32).reshape(1, *leaf.shape)
-    high, low = threefry(words, particle, jnp.broadcast_to(coordinate, shape))
-    double = leaf.dtype == jnp.float64
-    uniform = _from_64_bits(high, low) if double else _from_32_bits(high)
+def _is_threefry(key: Key[Array, ""]) -> bool:
+    """Whether it is of JAX's default generator, used as it is by default."""
+    settings: Any = jax.config
+    return str(jax.random.key_impl(key)) == "threefry2x32" and bool(settings.jax_threefry_partitionable)
+
+
+def _halves(key: Key[Array, ""]) -> Words:
+    data = jax.random.key_data(key)
+    return data[0], data[1]
+
+
+@jax.jit
+def _words_of_key(key: Key[Array, ""]) -> UInt32[Array, "2"]:
+    return _barred(_words(_halves(key)))
+
+
+@jax.jit
+def _folded_words(key: Key[Array, ""], counters: UInt32[Array, " k"]) -> UInt32[Array, "k 2"]:
+    return _barred(_words(threefry(_halves(key), jnp.zeros_like(counters), counters)))
+
+
+def _bits(key: Key[Array, ""]) -> UInt32[Array, "2"]:
+    return jax.random.bits(key, (2,), jnp.uint32)
+
+
+def _words(keys: Words) -> UInt32[Array, "... 2"]:
+    """The first two words of each key, as `jax.random.bits` has them: the counters 0 and 1."""
+    counters = jnp.broadcast_to(jnp.arange(2, dtype=jnp.uint32), (*keys[0].shape, 2))
+    high, low = threefry((keys[0][..., None], keys[1][..., None]), jnp.zeros_like(counters), counters)
+    return high ^ low
+
+
+def _barred(words: UInt32[Array, "... 2"]) -> UInt32[Array, "... 2"]:
+    """Made once: a compiler would make them again for every coordinate that they are used for."""
+    return jax.lax.optimization_barrier(words)
+
+
+def _on_leaf(words: Words, n: int, leaf: Array, first: int) -> Float[Array, "n ..."]:
+    uniform = _uniform(words, np.uint32(first), (n, *leaf.shape), leaf.dtype == jnp.float64)
     # From (−1, 1), by the inverse of the distribution function.
     return (math.sqrt(2) * jax.lax.erf_inv(uniform)).astype(leaf.dtype)
 
 
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _uniform(
+    words: Words, first: UInt32[Array, ""] | np.uint32, shape: tuple[int, ...], double: bool
+) -> Float[Array, "n ..."]:
+    """On (−1, 1), for the coordinates of a leaf from `first` on. One program, also where nothing else is
+    compiled: its operations one by one would be a hundred."""
+    particle = jax.lax.broadcasted_iota(jnp.uint32, shape, 0)
+    size = math.prod(shape[1:])
+    coordinate = first + jnp.arange(size, dtype=jnp.uint32).reshape(1, *shape[1:])
+    high, low = threefry(words, particle, jnp.broadcast_to(coordinate, shape))
+    return _from_64_bits(high, low) if double else _from_32_bits(high)
+
+
 def threefry(
-    key: UInt32[Array, "2"], high: UInt32[Array, "..."], low: UInt32[Array, "..."]
+    key: Words, high: UInt32[Array, "..."], low: UInt32[Array, "..."]
 ) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:
     """Threefry-2×32 of counters (Salmon et al., 2011), JAX's own generator: two random words each."""
     keys = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(0x1BD11BDA))

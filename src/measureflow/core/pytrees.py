@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
+from measureflow.core import platforms
 from measureflow.core.products import row_products
 
 #: A point θ of parameter space.
@@ -22,6 +23,8 @@ OtherParticles: TypeAlias = PyTree[Float[Array, "m ..."]]
 # Up to this many dimensions, pairwise differences are formed one coordinate at a time: as fast as
 # a matrix product there, and free of its cancellation.
 _DIRECT_DIMENSIONS = 8
+# Up to so many numbers, a GPU sums all leaves by one kernel, where more would wait for one another.
+_ONE_KERNEL = 2**16
 
 
 def is_concrete(value: Any) -> bool:
@@ -107,6 +110,11 @@ def scale(factor: Float[Array, ""], x: PyTree) -> PyTree:
 
 def total(x: PyTree) -> Float[Array, ""]:
     """The sum of all entries of all leaves."""
+    leaves = jax.tree.leaves(x)
+    are_alike = len({leaf.dtype for leaf in leaves}) == 1
+    few = len(leaves) > 1 and are_alike and dimension(x) <= _ONE_KERNEL
+    if few and platforms.compute_capability() >= platforms.AMPERE:
+        return jnp.sum(jnp.concatenate([leaf.reshape(-1) for leaf in leaves]))
     return sum((jnp.sum(leaf) for leaf in jax.tree.leaves(x)), start=jnp.zeros(()))
 
 

@@ -356,6 +356,9 @@ class WassersteinFlow(AbstractFlow):
         halves = split_in_half(batch)
         if halves is None:
             return {}
+        if sampled_share == 1:
+            # All cases at every step: there is nothing to compute.
+            return {"batch_noise": jnp.zeros_like(self.step_size_at(state.step))}
         temperature, particles = problem.temperature(), state.particles
         step_key = jax.random.fold_in(key, state.step)
         gradient, _ = self._gradient(problem, particles, batch, step_key)

@@ -19,7 +19,9 @@ from measureflow.core.pytrees import (
     Parameters,
     Particles,
     add,
+    as_matrix,
     from_first,
+    like_rows,
     near_squared_distances,
     particle_count,
     particle_dimension,
@@ -28,6 +30,8 @@ from measureflow.spaces.kernels import AbstractKernel, AbstractRadialKernel
 
 # Rows, and particles that a row meets, of one tile: what exists at once.
 _ROWS, _COLUMNS = 512, 16_384
+# Up to so many coordinates of differences, a GPU sums them as they are.
+_DIRECT = 2**23
 
 
 def well_conditioned(kernel: AbstractKernel, particles: Particles) -> Particles:
@@ -82,7 +86,8 @@ def _tiled_values(kernel: AbstractKernel, rows: Particles, others: OtherParticle
 def _gradients(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Particles:
     """Of one tile: matrix work for radial kernels, autodiff of all kernel values for any other."""
     if isinstance(kernel, AbstractRadialKernel):
-        return _radial_gradients(kernel, rows, others)
+        directly = _are_few_on_gpu(rows, others)
+        return (direct_gradients if directly else _radial_gradients)(kernel, rows, others)
 
     def at_one(theta: Parameters) -> Parameters:
         gradients = jax.vmap(jax.grad(kernel), in_axes=(None, 0))(theta, others)
@@ -112,7 +117,40 @@ def _radial_gradients(kernel: AbstractRadialKernel, rows: Particles, others: Oth
     return jax.tree.map(on_leaf, rows, others)
 
 
+def _are_few_on_gpu(rows: Particles, others: OtherParticles) -> bool:
+    """Whether a GPU would wait for kernels to begin, and not for their arithmetic."""
+    size = particle_count(rows) * particle_count(others) * particle_dimension(rows)
+    kinds = {leaf.dtype for leaf in jax.tree.leaves((rows, others))}
+    return size <= _DIRECT and len(kinds) == 1 and platforms.compute_capability() >= platforms.AMPERE
+
+
+def direct_gradients(kernel: AbstractRadialKernel, rows: Particles, others: OtherParticles) -> Particles:
+    """Σⱼ 2φ′ᵢⱼ(θᵢ − θ′ⱼ), of all differences: three kernels of a GPU, whatever the number of leaves."""
+    x, y = _ravelled(rows, others)
+    slopes = 2 * kernel.slope(_direct_distances(x, y))
+    return like_rows(jnp.sum(slopes[:, :, None] * (x[:, None] - y[None]), axis=1), rows)
+
+
+def direct_values(
+    kernel: AbstractRadialKernel, rows: Particles, others: OtherParticles
+) -> Float[Array, " n"]:
+    """Σⱼ κ(θᵢ, θ′ⱼ), of all differences."""
+    return jnp.sum(kernel.profile(_direct_distances(*_ravelled(rows, others))), axis=1)
+
+
+def _ravelled(rows: Particles, others: OtherParticles) -> tuple[Float[Array, "n J"], Float[Array, "m J"]]:
+    """Copies: a compiler would look for each number among the leaves again, for every pair."""
+    x = jax.lax.optimization_barrier(as_matrix(rows))
+    return x, x if rows is others else jax.lax.optimization_barrier(as_matrix(others))
+
+
+def _direct_distances(x: Float[Array, "n J"], y: Float[Array, "m J"]) -> Float[Array, "n m"]:
+    return jnp.sum(jnp.square(x[:, None] - y[None]), axis=2)
+
+
 def _values(kernel: AbstractKernel, rows: Particles, others: OtherParticles) -> Float[Array, " n"]:
+    if isinstance(kernel, AbstractRadialKernel) and _are_few_on_gpu(rows, others):
+        return direct_values(kernel, rows, others)
     if isinstance(kernel, AbstractRadialKernel):
         return jnp.sum(kernel.profile(near_squared_distances(rows, others)), axis=1)
     values = jax.vmap(lambda theta: jax.vmap(kernel, in_axes=(None, 0))(theta, others))

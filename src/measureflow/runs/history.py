@@ -1,5 +1,6 @@
 """What a run records along the way."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,7 +65,9 @@ class Log:
         self.record_every = record_every
         self.rows: list[dict[str, Any]] = []
 
-    def add(self, table: dict[str, Array], records: int, *, always: bool = False) -> list[dict[str, Any]]:
+    def add(
+        self, table: Mapping[str, Array | np.ndarray], records: int, *, always: bool = False
+    ) -> list[dict[str, Any]]:
         """Keep what is to be kept of some records; returned is what was."""
         columns = {name: np.asarray(column)[:records] for name, column in table.items()}
         first = len(self.rows)

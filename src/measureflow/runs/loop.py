@@ -14,7 +14,7 @@ from measureflow.statement.problem import Problem
 
 # A GPU waits for the host after every turn of a loop whose length is data; so there a turn has some steps, as
 # many as lie between two records of a run of some thousand, at the price of compiling a step twice.
-_STEPS_OF_A_TURN = 10
+STEPS_OF_A_TURN = 10
 
 
 def run(
@@ -80,8 +80,8 @@ def repeat(step: Callable[[Any], Any], carry: Any, steps: int | Int[Array, ""]) 
 
     if jax.default_backend() != "gpu":
         return jax.lax.fori_loop(0, steps, body, carry)
-    turns = steps // _STEPS_OF_A_TURN
+    turns = steps // STEPS_OF_A_TURN
     carry = jax.lax.fori_loop(
-        0, turns, lambda _, carry: jax.lax.fori_loop(0, _STEPS_OF_A_TURN, body, carry), carry
+        0, turns, lambda _, carry: jax.lax.fori_loop(0, STEPS_OF_A_TURN, body, carry), carry
     )
-    return jax.lax.fori_loop(_STEPS_OF_A_TURN * turns, steps, body, carry)
+    return jax.lax.fori_loop(STEPS_OF_A_TURN * turns, steps, body, carry)

@@ -28,6 +28,7 @@ from measureflow.spaces.kernels import (
     radial,
 )
 from measureflow.spaces.measures import AbstractMeasure, Flat, Gaussian, Uniform
+from measureflow.spaces.projections import RandomProjection
 
 # A push-forward through unnamed affine features builds its matrix; beyond this many entries that is
 # no longer a detail.
@@ -237,6 +238,9 @@ def push_forward(features: Callable[[Parameters], PyTree], measure: AbstractMeas
         if isinstance(features, Whiten) and not (features.prior.full_rank or measure.full_rank):
             scale = jax.tree.map(jnp.divide, measure.scale, features.prior.scale)
             return Gaussian(features(measure.mean), scale)
+        if isinstance(features, RandomProjection) and not measure.full_rank:
+            variances = features.summed(jax.tree.map(jnp.square, measure.deviations()), signed=False)
+            return Gaussian(features(measure.mean), jnp.sqrt(variances))
         if is_affine(features, measure.mean):
             return _affine_push_forward(features, measure)
     raise NoClosedFormError(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
+from jaxtyping import Array, PyTree
 
 from measureflow.core.pytrees import Particles, as_matrix, particle_count
 from measureflow.statement.free_energy import FreeEnergy
@@ -30,7 +31,8 @@ _LEAST = 8
 # For particles that move one another: how many blocks are left out in turn, in each half.
 _BLOCKS = 20
 
-Gradient = Callable[[Particles], Particles]
+#: ∇_W F of several sets of particles, each on its own: leaves have the axes (set, particle, …).
+Gradients = Callable[[PyTree[np.ndarray]], PyTree[Array]]
 
 
 class NotStationaryWarning(UserWarning):
@@ -82,8 +84,8 @@ class Certificate:
         return f" is about {self.estimate:.2g} times the right one"
 
 
-def certify(energy: FreeEnergy, gradient: Gradient, particles: Particles) -> Certificate:
-    """The certificate of particles, `gradient` being what computes their ∇_W F without the entropy's part."""
+def certify(energy: FreeEnergy, gradients: Gradients, particles: Particles) -> Certificate:
+    """The certificate of particles, `gradients` being what computes ∇_W F without the entropy's part."""
     temperature = energy.temperature
     if temperature is None:
         raise ValueError(
@@ -99,14 +101,14 @@ def certify(energy: FreeEnergy, gradient: Gradient, particles: Particles) -> Cer
     if np.any(rows.std(axis=0) <= 1e-7 * np.abs(rows).max(axis=0)):
         still = names[int(np.argmin(rows.std(axis=0)))]
         return _hopeless(n, f"all particles have the same {still}")
-    scaled = _Scores(gradient, particles, float(temperature))
+    scaled = _Scores(gradients, particles, float(temperature))
     interacting = energy.interaction is not None or energy.rest is not None
     found = _jackknifed(scaled, rows) if interacting else _independent(scaled, rows)
     return _judged(*found, rows, names) if found is not None else _hopeless(n, "the gradient is not finite")
 
 
 def _independent(scaled: "_Scores", rows: np.ndarray) -> tuple[list[Moments], np.ndarray] | None:
-    scores = scaled(np.arange(len(rows)))
+    (scores,) = scaled([np.arange(len(rows))])
     if not np.all(np.isfinite(scores)):
         return None
     return cross_moments(rows, scores), mean_terms(rows, scores)
@@ -124,9 +126,9 @@ def _jackknifed(scaled: "_Scores", rows: np.ndarray) -> tuple[list[Moments], np.
     for half, other in ((first, second), (second, first)):
         by, blocks = whitening(rows[other]), min(_BLOCKS, len(half) // 2)
         used = half[: len(half) - len(half) % blocks]
+        left_out = [np.delete(used, np.s_[k::blocks]) for k in range(blocks)]
         means = []
-        for chosen in (used, *(np.delete(used, np.s_[k::blocks]) for k in range(blocks))):
-            scores = scaled(chosen)
+        for chosen, scores in zip([used, *left_out], [*scaled([used]), *scaled(left_out)], strict=True):
             if not np.all(np.isfinite(scores)):
                 return None
             parts = (
@@ -146,15 +148,17 @@ def _jackknifed(scaled: "_Scores", rows: np.ndarray) -> tuple[list[Moments], np.
 class _Scores:
     """∇U = ∇_W F/τ of some of the particles, whose forces are those among themselves."""
 
-    def __init__(self, gradient: Gradient, particles: Particles, temperature: float):
-        self.gradient, self.particles, self.temperature = gradient, particles, temperature
-        self.all = particle_count(particles)
+    def __init__(self, gradients: Gradients, particles: Particles, temperature: float):
+        # On the host: taking rows there is quicker than asking a device for it, again and again.
+        self.gradients, self.temperature = gradients, temperature
+        self.particles = jax.tree.map(np.asarray, particles)
 
-    def __call__(self, chosen: np.ndarray) -> np.ndarray:
-        some = self.particles
-        if len(chosen) < self.all:
-            some = jax.tree.map(lambda leaf: leaf[chosen], self.particles)
-        return np.asarray(as_matrix(self.gradient(some)), np.float64) / self.temperature
+    def __call__(self, sets: list[np.ndarray]) -> list[np.ndarray]:
+        """Of several sets of as many particles, by one compiled call."""
+        some = jax.tree.map(lambda leaf: leaf[np.stack(sets)], self.particles)
+        found = jax.device_get(self.gradients(some))
+        rows = [leaf.reshape(*leaf.shape[:2], -1) for leaf in jax.tree.leaves(found)]
+        return list(np.concatenate(rows, axis=2).astype(np.float64) / self.temperature)
 
 
 def _judged(found: list[Moments], pulls: np.ndarray, rows: np.ndarray, names: list[str]) -> Certificate:

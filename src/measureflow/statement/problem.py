@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
@@ -248,7 +249,7 @@ class Problem(eqx.Module):
         """
         particles = require_particles("particles", particles, self.template())
         energy = self.free_energy(batch)
-        return certify(energy, lambda some: _wasserstein_gradient(self, some, batch), particles)
+        return certify(energy, lambda sets: _wasserstein_gradients(self, sets, batch), particles)
 
     def describe(self) -> str:
         """Which algorithm this is, its V, W, τ and rest, and what the theory promises here."""
@@ -292,6 +293,12 @@ def _particle_parts(problem: Problem, measure: Empirical, batch: PyTree) -> dict
 @eqx.filter_jit
 def _wasserstein_gradient(problem: Problem, particles: Particles, batch: PyTree) -> Particles:
     return problem.free_energy(batch).wasserstein_gradient(particles)
+
+
+@eqx.filter_jit
+def _wasserstein_gradients(problem: Problem, sets: PyTree, batch: PyTree) -> PyTree:
+    """Of several sets of particles, one after the other: no more memory than for one."""
+    return jax.lax.map(problem.free_energy(batch).wasserstein_gradient, sets)
 
 
 @eqx.filter_jit

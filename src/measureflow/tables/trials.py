@@ -127,8 +127,8 @@ class Plan(eqx.Module):
         # The step is the same for all: so is the batch, for all trials of a table.
         state = eqx.tree_at(lambda s: s.step, state, step)
         problem, flow = self.parts(numbers, state)
-        filled = self.batch_size is None
-        batches = Whole(_of_mean_1(data)) if filled else Shuffled(data, self.batch_size, cases)
+        size = self.batch_size
+        batches = Whole(_of_mean_1(data)) if size is None else Shuffled(data, size, cases)
         seen = None if self.views is None else self.views(numbers[2])
 
         # A function of its own: what XLA fuses, and so the last digit, does then not depend on whether the

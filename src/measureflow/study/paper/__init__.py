@@ -6,6 +6,7 @@ Appendix G, with its slips corrected (docs, Theory).
 
 from importlib import import_module
 
+from measureflow.core.compiled import keep_programs
 from measureflow.study.paper.claims import Claim, Reproduction
 
 #: Names on the command line, and what each redraws.
@@ -25,6 +26,7 @@ def reproduce(name: str, seed: int, quick: bool = False, progress: bool = False)
     """Run the module called `name`."""
     if name not in NAMES:
         raise ValueError(f"unknown reproduction {name!r}; known are {', '.join(NAMES)}.")
+    keep_programs()
     module = import_module(f"measureflow.study.paper.{name.replace('-', '_')}")
     return module.reproduce(seed, quick=quick, progress=progress)
 

@@ -57,6 +57,7 @@ MENDED = {
     "wine": (10.8, 14.0, 12.2),
 }
 NETWORKS, HIDDEN, EPOCHS, BATCH = 5, 50, 40, 100
+_EULER = EulerMaruyama()
 STEP_SIZES = (0.005, 0.02, 0.05, 0.1)
 #: (η, τ, λ₁) by method: at most eight each.
 SETTINGS = {
@@ -123,39 +124,68 @@ def _kaiming(features: int) -> Gaussian:
     return Gaussian({name: jnp.zeros(shape) for name, shape in _shapes(features).items()}, scale)
 
 
+@eqx.filter_jit
+def _lengthscale(prior: Gaussian, key: Array) -> Array:
+    return median_heuristic(prior.sample(key, 200))
+
+
+@eqx.filter_jit
+def _starts(law: Gaussian, keys: Array) -> Any:
+    """The networks of every split."""
+    return jax.vmap(lambda key: law.sample(key, NETWORKS))(keys)
+
+
 def _statement(method: str, features: int, key: Array, tau: float | None, strength: float | None) -> Problem:
     prior = Gaussian({name: jnp.zeros(shape) for name, shape in _shapes(features).items()}, 1.0)
     if method == "DE":
         return deep_ensemble(squared_error)
     if method == "DLE":
         return deep_langevin_ensemble(squared_error, prior, kl=tau)
-    kernel = SquaredExponential(median_heuristic(prior.sample(key, 200)))
+    kernel = SquaredExponential(_lengthscale(prior, key))
     assert strength is not None
     return deep_repulsive_langevin_ensemble(squared_error, prior, kernel, mmd=strength / 2, kl=tau)
 
 
 @eqx.filter_jit
-def _advance(
-    problem: Problem, flow: WassersteinFlow, data: Any, keys: Array, states: Any, steps: Array
+def _advance(stated: Any, data: Any, keys: Array, states: Any, steps: Array) -> Any:
+    """The five networks of every setting and every split, all of them as one program."""
+
+    def one_setting(stated: tuple[Problem, WassersteinFlow], states: Any) -> Any:
+        problem, flow = stated
+
+        def one_split(state: Any, data: Any, key: Array) -> Any:
+            return run(problem, flow, state, data, key, steps, batch_size=BATCH)
+
+        return jax.vmap(one_split)(states, data, keys)
+
+    return eqx.filter_vmap(one_setting)(stated, states)
+
+
+def _train(
+    stated: list[tuple[Problem, WassersteinFlow]], start: Any, data: Any, keys: Array, steps: int
 ) -> Any:
-    """The five networks of every split, all splits as one program."""
-
-    def one_split(state: Any, data: Any, key: Array) -> Any:
-        return run(problem, flow, state, data, key, steps, batch_size=BATCH)
-
-    return jax.vmap(one_split)(states, data, keys)
+    """The particles of every setting and every split after `steps` steps."""
+    together, states = _side_by_side(stated, start)
+    return Together(eqx.Partial(_advance, together, data, keys), states).to(steps).particles
 
 
-def _train(problem: Problem, flow: WassersteinFlow, start: Any, data: Any, keys: Array, steps: int) -> Any:
-    """The particles of every split after `steps` steps."""
+@eqx.filter_jit
+def _side_by_side(stated: list[tuple[Problem, WassersteinFlow]], start: Any) -> tuple[Any, Any]:
+    """All settings as one, with a leading axis, and the beginning of every split for each."""
+    arrays, rest = zip(*[eqx.partition(one, eqx.is_array) for one in stated], strict=True)
+    together = eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays), rest[0])
+    problem, flow = stated[0]
     states = jax.vmap(lambda particles: flow.init(problem, particles))(start)
-    return Together(eqx.Partial(_advance, problem, flow, data, keys), states).to(steps).particles
+    return together, jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf[None], (len(stated), *leaf.shape)), states
+    )
 
 
 @eqx.filter_jit
 def _predictions(particles: Any, inputs: Array) -> Array:
-    """(split, network, case)."""
-    return jax.vmap(lambda p, x: jax.vmap(predict, in_axes=(0, None))(p, x))(particles, inputs)
+    """(setting, split, network, case)."""
+    of_splits = jax.vmap(jax.vmap(predict, in_axes=(0, None)))
+    return jax.vmap(of_splits, in_axes=(0, None))(particles, inputs)
 
 
 def _gaussian_nll(mean: np.ndarray, variance: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -164,11 +194,20 @@ def _gaussian_nll(mean: np.ndarray, variance: np.ndarray, target: np.ndarray) ->
     return np.mean(0.5 * (np.log(2 * np.pi * variance) + (target - mean) ** 2 / variance), axis=1)
 
 
-def _score(particles: Any, splits: Splits, share: str) -> Score:
+def _scores(particles: Any, splits: Splits, share: str) -> list[Score]:
+    """Of every setting."""
     inputs, targets = getattr(splits, share)
-    predictions, target = np.asarray(_predictions(particles, inputs), np.float64), np.asarray(targets)
+    every = np.asarray(_predictions(particles, inputs), np.float64)
+    on_held_out = np.asarray(_predictions(particles, splits.validation[0]), np.float64)
+    return [
+        _score(one, np.asarray(targets), held_out, splits)
+        for one, held_out in zip(every, on_held_out, strict=True)
+    ]
+
+
+def _score(predictions: np.ndarray, target: np.ndarray, held_out: np.ndarray, splits: Splits) -> Score:
     mean, variance = predictions.mean(axis=1), predictions.var(axis=1, ddof=1)
-    held_out = np.asarray(_predictions(particles, splits.validation[0]), np.float64).mean(axis=1)
+    held_out = held_out.mean(axis=1)
     noise = np.mean((held_out - np.asarray(splits.validation[1])) ** 2, axis=1, keepdims=True)
     with np.errstate(all="ignore"):
         return Score(
@@ -183,17 +222,16 @@ def _tuned(splits: Splits, method: str, seed: int, bar: Any) -> tuple[tuple, Sco
     the setting most often taken."""
     number, cases, features = splits.train[0].shape
     kernel_key, start_key, run_key = jax.random.split(jax.random.key(seed), 3)
-    start = jax.vmap(lambda k: _kaiming(features).sample(k, NETWORKS))(jax.random.split(start_key, number))
+    start = _starts(_kaiming(features), jax.random.split(start_key, number))
     keys, steps = jax.random.split(run_key, number), EPOCHS * (cases // BATCH)
-    validation, test = [], []
-    for eta, tau, strength in SETTINGS[method]:
-        problem = _statement(method, features, kernel_key, tau, strength)
-        particles = _train(
-            problem, WassersteinFlow(eta, integrator=EulerMaruyama()), start, splits.train, keys, steps
-        )
-        validation.append(_score(particles, splits, "validation").noiseless)
-        test.append(_score(particles, splits, "test"))
-        bar.update()
+    stated = [
+        (_statement(method, features, kernel_key, tau, strength), WassersteinFlow(eta, integrator=_EULER))
+        for eta, tau, strength in SETTINGS[method]
+    ]
+    trained = _train(stated, start, splits.train, keys, steps)
+    validation = [score.noiseless for score in _scores(trained, splits, "validation")]
+    test = _scores(trained, splits, "test")
+    bar.update(len(stated))
     # A run that diverged has no score, and is never the best.
     best = np.argmin(np.nan_to_num(np.array(validation), nan=np.inf), axis=0)
     chosen = Score(*[np.array(column)[best, np.arange(number)] for column in zip(*test, strict=True)])
