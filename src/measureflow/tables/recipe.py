@@ -12,7 +12,7 @@ from measureflow.tables.methods import METHODS, Candidate, Method
 FEWEST_STEPS = 500
 # Of networks that are not simple: the share of all steps that a trial takes, and the number of all steps,
 # where targets have little noise.
-TRIAL_SHARE, LONGEST = 0.3, 2.0
+TRIAL_SHARE, LONGEST = 0.25, 2.0
 # A trial takes no more steps than these.
 _MOST_TRIAL_STEPS = 20_000
 
@@ -50,7 +50,7 @@ def steps_for(rows: int, parameters: int, *, classes: bool, simple: bool = True)
 
 
 def trial_steps_for(steps: int, *, simple: bool) -> int:
-    """Enough to tell trials apart: of an ensemble that will take so many steps, all, or 0.3 where it is not
+    """Enough to tell trials apart: of an ensemble that will take so many steps, all, or a quarter where it is not
     `simple`."""
     return min(steps if simple else math.ceil(TRIAL_SHARE * steps), _MOST_TRIAL_STEPS)
 

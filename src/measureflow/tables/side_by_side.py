@@ -1,10 +1,13 @@
 """Many ensembles at the same time: those of some tables, each with some trials.
 
-On a CPU every ensemble is a call of its own, and JAX runs calls on all cores at once: the operations of one
-step are too small to be shared among cores. All ensembles of one shape are then one program, which choosing
-and final training have in common. Elsewhere they are one call.
+On a CPU every ensemble is a call of its own, and calls run in as many threads as there are cores: the
+operations of one step are too small to be shared among cores. All ensembles of one shape are then one
+program, which choosing and final training have in common. Elsewhere they are one call.
 """
 
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import equinox as eqx
@@ -14,19 +17,50 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 
-def side_by_side(
-    method: Any, of_ensembles: PyTree, of_tables: PyTree, shared: PyTree, *, at_once: bool
-) -> Any:
-    """`method(*of_ensemble, *of_table, *shared)` for every ensemble (table, trial, ...) and its table, as
-    (table, trial, ...). Tables are (table, ...), or `apart` where ensembles are not run at once."""
-    if at_once:
-        return _together(method, of_ensembles, of_tables, shared)
-    places = jax.tree.leaves(of_ensembles)[0].shape[:2]
-    tables = of_tables or [()] * places[0]
-    found = [
-        _alone(method, _at(of_ensembles, place), tables[place[0]], shared) for place in np.ndindex(*places)
-    ]
-    return jax.tree.map(lambda *leaves: _joined(leaves, places), *found)
+class SideBySide:
+    """`self(method, of_ensembles, of_tables, shared)` is `method(*of_ensemble, *of_table, *shared)` for every
+    ensemble (table, trial, ...) and its table, as (table, trial, ...). Tables are (table, ...), or `apart`
+    where ensembles are not run `at_once`."""
+
+    def __init__(self, *, at_once: bool):
+        self.at_once = at_once
+        # Methods whose programs are compiled.
+        self.compiled: set[str] = set()
+
+    def __call__(self, method: Any, of_ensembles: PyTree, of_tables: PyTree = (), shared: PyTree = ()) -> Any:
+        if self.at_once:
+            return _together(method, of_ensembles, of_tables, shared)
+        places = jax.tree.leaves(of_ensembles)[0].shape[:2]
+        tables = of_tables or [()] * places[0]
+
+        def call(place: tuple[int, ...]) -> Any:
+            found = _alone(method, _at(of_ensembles, place), tables[place[0]], shared)
+            return jax.block_until_ready(found)
+
+        rest = list(np.ndindex(*places))
+        found = []
+        if method.__name__ not in self.compiled:
+            # By itself: threads would all compile it.
+            found, rest = [call(rest[0])], rest[1:]
+            self.compiled.add(method.__name__)
+        found += _in_threads(call, rest)
+        return jax.tree.map(lambda *leaves: _joined(leaves, places), *found)
+
+
+def _in_threads(call: Callable[[Any], Any], places: list[Any]) -> list[Any]:
+    """One after the other where JAX has settings that hold in this thread alone, as in
+    `with jax.enable_x64():`."""
+    with ThreadPoolExecutor(_cores()) as pool:
+        if pool.submit(lambda: jax.config.values).result() == jax.config.values:
+            return list(pool.map(call, places))
+    return [call(place) for place in places]
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def apart(of_tables: PyTree) -> list[PyTree]:

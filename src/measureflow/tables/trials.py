@@ -30,7 +30,7 @@ from measureflow.statement.problem import Problem
 from measureflow.tables.choosing import Trial
 from measureflow.tables.methods import Method, Setting
 from measureflow.tables.recipe import Recipe
-from measureflow.tables.side_by_side import apart, side_by_side
+from measureflow.tables.side_by_side import SideBySide, apart
 from measureflow.tables.table import Table, few_sizes, stacked
 from measureflow.tables.views import Views
 
@@ -268,27 +268,25 @@ class Trials(AbstractRun):
         )
         self.data, (start_keys, self.run_keys, self.draw_keys) = of_tables[0], keys
         platforms = {device.platform for device in self.numbers.devices()}
-        self.at_once = plan.mesh is not None or platforms != {"cpu"}
-        if not self.at_once:
+        self.of_each = SideBySide(at_once=plan.mesh is not None or platforms != {"cpu"})
+        self.of_tables = of_tables
+        if not self.of_each.at_once:
+            self.of_tables = apart(of_tables)
             self.seconds = max(self.seconds, _SECONDS_A_CALL * math.prod(self.numbers.shape[:2]))
-        self.of_tables = of_tables if self.at_once else apart(of_tables)
-        self.state = self._of_each(self.plan.start, (initial, self.numbers, start_keys))
+        self.state = self.of_each(self.plan.start, (initial, self.numbers, start_keys))
         self.finite = np.ones(self.numbers.shape[:2], bool)
         self.step, self.record, self.most = 0, {}, np.iinfo(np.int32).max
-
-    def _of_each(self, method: Any, of_ensembles: tuple, of_tables: Any = (), shared: tuple = ()) -> Any:
-        return side_by_side(method, of_ensembles, of_tables, shared, at_once=self.at_once)
 
     def advance(self, budget: int, end: int) -> None:
         steps = min(budget, end - self.step)
         counts = tuple(jnp.asarray(count, jnp.int32) for count in (self.step, steps))
         of_ensembles = self.state, self.numbers, self.run_keys
-        self.state, finite = self._of_each(self.plan.advance, of_ensembles, self.of_tables, counts)
+        self.state, finite = self.of_each(self.plan.advance, of_ensembles, self.of_tables, counts)
         self.step, self.finite = self.step + steps, np.asarray(finite)
 
     def members(self) -> Particles:
         """The particles (table, trial, particle, ...)."""
-        return self._of_each(self.plan.members, (self.state, self.numbers, self.draw_keys))
+        return self.of_each(self.plan.members, (self.state, self.numbers, self.draw_keys))
 
     def observed(self) -> dict[str, Float[np.ndarray, " t"]]:
         """What history records of the state."""
