@@ -50,8 +50,8 @@ def steps_for(rows: int, parameters: int, *, classes: bool, simple: bool = True)
 
 
 def trial_steps_for(steps: int, *, simple: bool) -> int:
-    """Enough to tell trials apart: of an ensemble that will take so many steps, all, or a quarter where it is not
-    `simple`."""
+    """Enough to tell trials apart: of an ensemble that will take so many steps, all, or a quarter where it is
+    not `simple`."""
     return min(steps if simple else math.ceil(TRIAL_SHARE * steps), _MOST_TRIAL_STEPS)
 
 
