@@ -14,7 +14,7 @@ from numpyro.distributions.discrete import CategoricalLogits, CategoricalProbs
 from measureflow.core.pytrees import Parameters, shown_shapes, strong, weighted_mean
 from measureflow.core.showing import one_line
 from measureflow.core.validation import require_real
-from measureflow.networks.likelihoods import distribution_of
+from measureflow.networks.likelihood import distribution_of
 from measureflow.networks.network import Network
 from measureflow.networks.training import Training
 from measureflow.networks.validation import require_likelihood, require_network
