@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from measureflow.core.warned import at_the_users_line
 from measureflow.saving.registry import require
 from measureflow.tables.reading import (
     LONGEST,
@@ -168,7 +169,7 @@ class Ordered(Number):
             warnings.warn(
                 f"column {raw.name!r} of X holds {raw.values[new][0]!r:.80}, which is none of the levels "
                 f"that it had in fit, {', '.join(map(repr, self.levels[:5]))}, …; it counts as missing.",
-                stacklevel=7,
+                stacklevel=at_the_users_line(),
             )
         return np.where(places == -1, np.nan, places)
 

@@ -18,6 +18,7 @@ from sklearn.utils.validation import _check_sample_weight
 
 from measureflow.core.compiled import keep_programs
 from measureflow.core.pytrees import dimension
+from measureflow.core.warned import at_the_users_line
 from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.networks.network import Network
 from measureflow.prediction.predictive import Mixture, Predictive
@@ -161,7 +162,7 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         if found.interrupted or not goes_on:
             complaint = self._complaint(found, 0)
             if complaint is not None:
-                warnings.warn(complaint, ConvergenceWarning, stacklevel=2)
+                warnings.warn(complaint, ConvergenceWarning, stacklevel=at_the_users_line())
         return self
 
     def _complaint(self, found: Ensembles, index: int) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from measureflow.core.warned import at_the_users_line
 from measureflow.saving.registry import require, saved
 from measureflow.tables.columns import (
     MISSING,
@@ -97,7 +98,7 @@ def _learned_category(raw: Raw) -> AbstractColumn:
             f"column {raw.name!r} of X is left out: each of its {len(counts)} values is seen in fewer than "
             f"{math.ceil(fewest)} of {len(raw.values)} rows, which tells nothing of new rows; drop it, or "
             "make a column of what in it does.",
-            stacklevel=7,
+            stacklevel=at_the_users_line(),
         )
     return LeftOut(raw.name)
 
@@ -117,7 +118,7 @@ def _warn_of_spoilt(raw: Raw, counts: collections.Counter) -> None:
                 f"column {raw.name!r} of X is taken for categories: it holds {what}, but for {rows} rows "
                 f"with text such as {texts[int(np.argmax(bad))]!r:.80}; put missing values in its place, and "
                 f"it counts as {what}.",
-                stacklevel=8,
+                stacklevel=at_the_users_line(),
             )
             return
 

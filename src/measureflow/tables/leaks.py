@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 
+from measureflow.core.warned import at_the_users_line
 from measureflow.tables.frames import Columns
 
 # By chance, a column of few rows may well be the target.
@@ -21,7 +22,7 @@ def warn_of_the_target(columns: Columns, rows: np.ndarray, y: np.ndarray, are_la
             warnings.warn(
                 f"column {column.name!r} of X tells the target exactly: is it y under another name? Then "
                 "drop it, or new rows will be predicted far worse than these.",
-                stacklevel=5,
+                stacklevel=at_the_users_line(),
             )
 
 

@@ -15,6 +15,7 @@ from sklearn.utils import Tags
 
 from measureflow.core.showing import counted
 from measureflow.core.validation import positive_number
+from measureflow.core.warned import at_the_users_line
 from measureflow.networks.censoring import CensoredLikelihood
 from measureflow.networks.likelihoods import AbstractLikelihood
 from measureflow.networks.network import Network
@@ -283,7 +284,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
                 f"the mean of {counted(len(rows), 'row')} is infinite, of row {rows[0]} first: so far from "
                 "the training rows, a law of log y has no mean that is a number; use predict_interval(X), or "
                 "predict_dist(X).median.",
-                stacklevel=3,
+                stacklevel=at_the_users_line(),
             )
         return mean
 
