@@ -136,6 +136,12 @@ def test_importing_measureflow_is_light():
     assert done.stderr == ""
 
 
+def test_rooms_are_found_without_importing_them():
+    program = "import measureflow; print(measureflow.tables.__name__, measureflow.prediction.__name__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["measureflow.tables", "measureflow.prediction"]
+
+
 PROMISED = {
     "measures": ["Gaussian", "Uniform", "Flat", "Empirical", "FromDistribution"],
     "kernels": ["SquaredExponential", "Matern", "InverseMultiquadric", "median_heuristic"],

@@ -34,7 +34,7 @@ machine with two cores takes between half of them and all of them. The inputs ar
 target is $\\sin(2x_1) + x_2 x_3 + \\tfrac12 \\varepsilon$, or its sign for classes.
 
 *Default* is `mf.EnsembleRegressor()` or `mf.EnsembleClassifier()`: held-out rows choose how networks are
-trained, and the spread, and choosing is most of the work. *Given* is one layer of 50 units, no bins, prior
+trained, and the spread, and choosing is half of the work. *Given* is one layer of 50 units, no bins, prior
 weight 1 and a Normal likelihood, with the default number of steps: nothing is held out, nothing is chosen.
 """
 REMEDIES = """
@@ -46,8 +46,9 @@ REMEDIES = """
 - **Limit the time**: on the command line, `--time 60` takes as many steps as there is time for, and says what
   it left out.
 - **Let splits share a program**: `mf.cross_validate` trains all folds side by side.
-- **A second fit of the same shape compiles nothing.** Another number of rows, columns, particles or steps is
-  another program.
+- **A second fit of the same shape compiles nothing**, and one of about as many rows has the same shape: there
+  are eight sizes between a power of two and the next. Another number of columns or particles is another
+  program.
 - **Use a GPU for many or wide networks**; small ones leave it waiting ([speed and scale](scaling.md)).
 
 How long the commands take on real tables: [the command line](command-line.md#how-long-it-takes). What a

@@ -355,6 +355,8 @@ _PLACES = {
     "through": "measureflow.tables.pipelines",
 }
 
+_ROOMS = {place.split(".")[1] for place in _PLACES.values()}
+
 # Files name classes. The module of each is imported when a file with one is loaded.
 for _module, _names in {
     "spaces.empirical": ("Empirical", "WithStatistics"),
@@ -407,6 +409,8 @@ for _module, _names in {
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"measureflow.{name}")
     if name not in _PLACES:
         raise AttributeError(f"module 'measureflow' has no attribute {name!r}")
     module = importlib.import_module(_PLACES[name])

@@ -10,8 +10,9 @@ import scipy.stats
 from helpers import assert_close
 
 import measureflow as mf
-from measureflow.networks.censoring import Censored
+from measureflow.networks.censoring import Censored, log_mass
 from measureflow.networks.likelihoods import NormalMixture
+from measureflow.networks.network import Network
 from measureflow.networks.rescaling import widened
 from measureflow.prediction.censoring import bounds_of
 from measureflow.tables.censoring import Bounds
@@ -195,3 +196,37 @@ def test_laws_without_masses_are_told_those_with(law):
     y = np.round(np.exp(Y)) + 1
     with pytest.raises(ValueError, match=f"likelihood='{law}'; use one of heteroscedastic"):
         small(likelihood=law).fit(X, y, censoring=np.arange(ROWS) % 2)
+
+
+@pytest.mark.parametrize("width", [1e-7, 1.2e-6, 1e-4, 9e-4, 1.1e-3, 0.1])
+def test_near_bounds_keep_their_digits(width):
+    """Φ(b) − Φ(a) has none where a and b are near: neither the mass nor its derivative may be lost."""
+    low = jnp.float32(1.0)
+    high = low + jnp.float32(width)
+
+    def mass(loc):
+        return log_mass(dist.Normal(loc, jnp.float32(1.0)), low, high)
+
+    middle, width = (float(low) + float(high)) / 2, float(high) - float(low)
+    expected = scipy.stats.norm.logpdf(middle - 1) + np.log(width) - width**2 / 24
+    assert float(mass(low)) == pytest.approx(expected, abs=1e-4)
+    assert float(jax.grad(mass)(low)) == pytest.approx(middle - 1, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("y", "censoring", "expected"),
+    [
+        ([14.0], [1], -scipy.stats.norm.logsf(14)),
+        ([-20.0], [-1], -scipy.stats.norm.logsf(20)),
+        ([[1.0, 1 + 1e-7]], "interval", -scipy.stats.norm.logpdf(1) - np.log(1e-7)),
+        ([[12.0, 14.0]], "interval", -scipy.stats.norm.logsf(12)),
+    ],
+)
+def test_scores_of_bounds_far_out_are_finite(y, censoring, expected):
+    laws = [dist.Normal(jnp.zeros(1), jnp.ones(1))]
+    network, likelihood = Network.mlp(1, (), 2), mf.likelihoods.Heteroscedastic()
+    twice = [{"weight": jnp.zeros((2, 1, 2)), "bias": jnp.asarray([[0.0, np.log(np.expm1(1.0))]] * 2)}]
+    laws.append(mf.Predictive(network, likelihood, twice)(jnp.zeros((1, 1))))
+    for law in laws:
+        found = mf.metrics.negative_log_likelihood(law, y, censoring=censoring)
+        assert found == pytest.approx(expected, rel=1e-3)

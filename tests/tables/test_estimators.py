@@ -23,7 +23,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from measureflow.prediction import metrics
 from measureflow.runs.solution import DivergenceError
 from measureflow.saving.documents import load
-from measureflow.tables import training, trials
+from measureflow.tables import crossvalidation, training, trials
 from measureflow.tables.choosing import FACTORS, POWERS
 from measureflow.tables.classifier import EnsembleClassifier
 from measureflow.tables.crossvalidation import cross_validate
@@ -721,6 +721,31 @@ def test_tables_of_about_as_many_rows_share_their_programs(monkeypatch):
     assert len(traced) == 1
     shell(steps=20, batch_size=10).fit(X[:30], Y[:30])
     assert len(traced) == 2
+
+
+def test_laws_are_compared_in_the_units_of_the_rows_that_weigh():
+    """Eight rows far away, which weigh next to nothing, must not change by what laws are compared."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(60, 1))
+    counts = np.clip(np.round(9 + 4 * x[:, 0]), 0, None)
+    counts[:8], weights = 400, np.where(np.arange(60) < 8, 1e-6, 1.0)
+    estimator, found = EnsembleRegressor(), {}
+    for name, rows in (("weighed", slice(None)), ("dropped", slice(8, None))):
+        prepared = estimator._prepare(x[rows], counts[rows], weights[rows])
+        (model,) = (model for model in prepared.models if model.shape.likelihood == "negative_binomial")
+        found[name] = model.log_volume(counts[8:12].astype(np.float32))
+    assert_close(found["weighed"], found["dropped"], 1e-3)
+
+
+def test_splits_with_bins_in_other_columns_are_programs_of_their_own():
+    rng = np.random.default_rng(0)
+    x = np.column_stack([rng.integers(0, 2, (120, 2)), rng.normal(size=120)]).astype(float)
+    x[0, 0] = x[119, 1] = 2
+    halves = [np.arange(100), np.arange(20, 120)]
+    estimators, prepared = crossvalidation._prepared(
+        EnsembleRegressor(), x, x.sum(axis=1), halves, [None] * 2
+    )
+    assert len(crossvalidation._alike(estimators, prepared)) == 2
 
 
 def test_early_stopping(monkeypatch):

@@ -37,7 +37,7 @@ from measureflow.tables.choosing import (
     trials_of,
 )
 from measureflow.tables.encoding import PiecewiseLinear
-from measureflow.tables.members import columns_of, parts_given
+from measureflow.tables.members import columns_of, of_all_steps, parts_given
 from measureflow.tables.methods import METHODS, SCORED_TOGETHER, WITH_ENTROPY, WITHOUT_ENTROPY, Candidate
 from measureflow.tables.models import Model, Shape
 from measureflow.tables.recipe import Recipe, batch_size_for, steps_for, trial_steps_for
@@ -404,6 +404,17 @@ def test_little_noise_is_trained_on_for_longer():
     assert [part.candidate.steps for part in clear.longer(2.0).parts] == [2.0, 0.5]
     assert clear.longer(2.0).scores == clear.scores
     assert clear.longer(1.0) == clear
+
+
+def test_shares_of_steps_that_are_given_stay_in_proportion():
+    """Where steps are given, the longest take them all: 2 and 0.5 are 1 and 0.25."""
+    trials = [Trial(0, Candidate(1.0, 2.0))] * 4 + [Trial(0, Candidate(1.0, 0.5))] * 4
+    assert [part.candidate.steps for part in parts_given(columns_of(trials))] == [2.0, 0.5]
+    within = parts_given(columns_of(trials), longest=False)
+    assert [part.candidate.steps for part in within] == [1.0, 0.25]
+    short = columns_of([Trial(0, Candidate(1.0, 0.25))] * 4)
+    assert [part.candidate.steps for part in parts_given(short, longest=False)] == [0.25]
+    assert np.all(of_all_steps(short)["share_of_steps"] == 1)
 
 
 def test_calls_of_their_own_are_what_one_call_is():

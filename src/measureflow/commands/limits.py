@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from measureflow.core.pytrees import dimension
+from measureflow.tables.members import of_all_steps
+from measureflow.tables.posterior import POSTERIOR, is_sampled
 from measureflow.tables.recipe import steps_for
 from measureflow.tables.targets import likelihoods_for
 
@@ -58,6 +60,11 @@ def fit_within(estimator: Any, frame: Any, targets: Any, seconds: float | None) 
     if seconds is None:
         estimator.fit(frame, targets)
         return []
+    if is_sampled(estimator.method):
+        raise ValueError(
+            f"--time {seconds:g} limits steps, and method={POSTERIOR!r} draws until draws are certified; "
+            "leave out --time, or use --method DLE."
+        )
     deadline, notes, kept = time.monotonic() + seconds, [], {}
     asked, rows, classes = estimator.steps, len(targets), not hasattr(estimator, "likelihood")
     planned = asked or steps_for(rows, 1, classes=classes)
@@ -165,7 +172,7 @@ def _plain(targets: Any) -> dict[str, Any]:
 def _chosen(estimator: Any) -> dict[str, Any]:
     """What a fit that was ended has chosen, to be given to the next."""
     shape = estimator.shape_
-    found = {"hidden": shape.hidden, "encoding": shape.encoding, "members": estimator.members_}
+    found = {"hidden": shape.hidden, "encoding": shape.encoding, "members": of_all_steps(estimator.members_)}
     return found | ({"likelihood": shape.likelihood} if hasattr(estimator, "likelihood") else {})
 
 

@@ -1,5 +1,6 @@
 """Laws of numbers that are known by bounds only: P(low < Y ≤ high), where a law without it has a density."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from measureflow.core.pytrees import strong
 
 # A logarithm of two masses that are equal in float32 stays finite.
 _CLOSEST = 1e-6
+# In scales: two bounds as near as this are.
+_NARROW = 1e-3
 
 
 class _TwoBounds(constraints.Constraint):
@@ -116,11 +119,18 @@ def log_mass(law: Any, low: Float[Array, "..."], high: Float[Array, "..."]) -> F
     one_sided = no_low | no_high
     # Derivatives of what is not chosen, too, must be finite.
     low, high = jnp.where(no_low, 0.0, low), jnp.where(no_high, 0.0, high)
+    width = jnp.where(one_sided, 1.0, (high - low) / scale)
     low, high = (low - loc) / scale, (high - loc) / scale
+    # Between near bounds the density is a line: Φ(b) and Φ(a) have the same digits there.
+    middle = 0.5 * (low + high)
+    narrow = width * jnp.maximum(1.0, jnp.abs(middle)) < _NARROW
+    of_line = jnp.log(jnp.where(narrow, width, 1.0)) - 0.5 * (middle**2 + math.log(2 * math.pi))
+    apart = one_sided | narrow
     of_one = log_ndtr(jnp.where(no_high, -low, high))
     # Φ(b) − Φ(a) = Φ(−a) − Φ(−b): in the lower half, logarithms keep their digits.
     mirrored = low + high > 0
     low, high = jnp.where(mirrored, -high, low), jnp.where(mirrored, -low, high)
-    below = log_ndtr(jnp.where(one_sided, 0.0, high))
-    ratio = log_ndtr(jnp.where(one_sided, -1.0, low)) - below
-    return jnp.where(one_sided, of_one, below + jnp.log(-jnp.expm1(jnp.minimum(ratio, -_CLOSEST))))
+    below = log_ndtr(jnp.where(apart, 0.0, high))
+    ratio = log_ndtr(jnp.where(apart, -1.0, low)) - below
+    of_two = below + jnp.log(-jnp.expm1(jnp.minimum(ratio, -_CLOSEST)))
+    return jnp.where(one_sided, of_one, jnp.where(narrow, of_line, of_two))

@@ -2,11 +2,17 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import logsumexp
 from jaxtyping import Bool, Float
 
+from measureflow.networks.censoring import knows_masses, log_mass
 from measureflow.prediction.arguments import components_of, continuous_targets, in_standard_units
+from measureflow.prediction.mixture import Mixture
 from measureflow.prediction.quantiles import compiled_tails
+from measureflow.prediction.ranked_probability import as_float64
 from measureflow.prediction.rowwise import negative_log_likelihoods
 from measureflow.prediction.transformed import TransformedMixture
 from measureflow.prediction.units import as_jax_has_it
@@ -77,14 +83,31 @@ def censored_log_likelihoods(law: Any, bounds: Float[np.ndarray, "rows 2"]) -> F
     known, points = are_known(bounds), points_of(bounds)
     continuous_targets(law, points)
     densities = negative_log_likelihoods(law, np.where(known, points, np.median(points)))
+    if isinstance(law, TransformedMixture):
+        law, bounds = law.inner, law.there(bounds)
+    if knows_masses(components_of(in_standard_units(law, bounds[:, 0])[0])):
+        return np.where(known, densities, -_log_masses(law, bounds))
     with np.errstate(divide="ignore"):
-        if isinstance(law, TransformedMixture):
-            law, bounds = law.inner, law.there(bounds)
         tails = [_tails(law, column) for column in bounds.T]
         (below_low, above_low), (below_high, above_high) = tails
         # The smaller of two tails knows more digits of what is between.
         mass = np.where(below_low > 0.5, above_low - above_high, below_high - below_low)
         return np.where(known, densities, -np.log(np.maximum(mass, 0.0)))
+
+
+def _log_masses(law: Any, bounds: Float[np.ndarray, "rows 2"]) -> Float[np.ndarray, " rows"]:
+    """In double precision: far out, and between near bounds, differences of tails have no digits."""
+    plain, low, _ = in_standard_units(law, bounds[:, 0])
+    high = in_standard_units(law, bounds[:, 1])[1]
+    # What is known has no mass.
+    low = np.where(low == high, -np.inf, low)
+    with jax.enable_x64(True):
+        inner = jax.tree.map(lambda leaf: jnp.asarray(as_float64(leaf)), components_of(plain))
+        if not isinstance(plain, Mixture):
+            return np.asarray(log_mass(inner, jnp.asarray(low), jnp.asarray(high)))
+        parts = log_mass(inner, jnp.asarray(low)[:, None], jnp.asarray(high)[:, None])
+        shares = jax.nn.log_softmax(jnp.asarray(as_float64(plain.mixing_distribution.logits)), axis=-1)
+        return np.asarray(logsumexp(shares + parts, axis=-1))
 
 
 def _tails(law: Any, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

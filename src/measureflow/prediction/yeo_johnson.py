@@ -193,7 +193,9 @@ class YeoJohnsonMixture(TransformedMixture):
         if inner.scale is not None:
             unit = jnp.asarray(inner.scale, dtype)
             loc, scale = jnp.asarray(inner.location, dtype) + unit * loc, unit * scale
-        nodes, weights = jnp.asarray(_NODES, dtype), jnp.asarray(_WEIGHTS, dtype)
+        nodes, weights = (
+            jnp.asarray(numbers, dtype).reshape((1,) * loc.ndim + (-1,)) for numbers in (_NODES, _WEIGHTS)
+        )
         values = jnp.asarray(
             self.transform.standardised.inverse(loc[..., None] + scale[..., None] * nodes), dtype
         )

@@ -253,7 +253,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     def _checked(self, y: np.ndarray, models: tuple[Model, ...]) -> np.ndarray:
         return np.searchsorted(self.classes_, y).astype(np.int32)
 
-    def _seen(self, model: Model, units: TargetUnits | None, y: np.ndarray) -> Model:
+    def _seen(self, model: Model, units: TargetUnits | None, y: np.ndarray, weights: np.ndarray) -> Model:
         return model
 
 

@@ -107,14 +107,15 @@ def _require_same_classes(fitted: list[Any], tested: list[np.ndarray]) -> None:
 
 
 def _alike(estimators: list[Any], prepared: list[Prepared]) -> list[tuple[list[Any], list[Prepared]]]:
-    """In groups that are one program: those whose models have the same networks and likelihoods. Counts have
-    likelihoods of their own, which start from the mean of their training rows, and frames networks of other
-    widths, where splits see other levels: what test rows hold is not looked at."""
+    """In groups that are one program: those whose models have the same networks and likelihoods, and bins in
+    the same columns. Counts have likelihoods of their own, which start from the mean of their training rows,
+    and frames networks of other widths, where splits see other levels: what test rows hold is not looked
+    at."""
     groups: list[tuple[list[Any], list[Prepared]]] = []
     for one, mine in zip(estimators, prepared, strict=True):
-        losses = [model.loss for model in mine.models]
+        made_of = [(model.loss, model.views) for model in mine.models]
         for group, theirs in groups:
-            if eqx.tree_equal([model.loss for model in theirs[0].models], losses):
+            if eqx.tree_equal([(model.loss, model.views) for model in theirs[0].models], made_of):
                 group.append(one)
                 theirs.append(mine)
                 break

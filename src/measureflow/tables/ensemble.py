@@ -201,7 +201,7 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
             self.input_mean_, self.input_scale_ = scaling(self, X, self._points(y), weights)
             self._set_targets(y, weights)
         inputs = standardised(X, self.input_mean_, self.input_scale_)
-        models = (self._last_model(len(inputs), y),) if again else self._models(inputs, y, weights)
+        models = (self._last_model(y, weights),) if again else self._models(inputs, y, weights)
         return Prepared(Table.of(inputs, self._checked(y, models), weights), models)
 
     def _goes_on(self) -> bool:
@@ -249,7 +249,7 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         """Targets that every model can see: as they are, or numbers of classes."""
 
     @abc.abstractmethod
-    def _seen(self, model: Model, units: Any, y: np.ndarray) -> Model:
+    def _seen(self, model: Model, units: Any, y: np.ndarray, weights: np.ndarray) -> Model:
         """With what it makes of targets."""
 
     def _units(self) -> tuple[Any, Any]:
@@ -289,13 +289,13 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
             network = Network.mlp(features, shape.hidden, head.outputs, self.activation)
             network = network.with_constants(head.constants) if head.constants else network
             model = self._model(shape, network, head.likelihood, encoding, len(inputs))
-            models.append(self._seen(model, units, y))
+            models.append(self._seen(model, units, y, weights))
         return tuple(models)
 
-    def _last_model(self, rows: int, y: np.ndarray) -> Model:
+    def _last_model(self, y: np.ndarray, weights: np.ndarray) -> Model:
         """That of the fit that a warm start goes on from."""
-        model = self._model(self.shape_, self.network_, self.likelihood_, self.encoding_, rows)
-        return self._seen(model, self._target_units(), y)
+        model = self._model(self.shape_, self.network_, self.likelihood_, self.encoding_, len(y))
+        return self._seen(model, self._target_units(), y, weights)
 
     def _given(self) -> list[Choice] | None:
         """How each part of the ensemble is trained, where that is not to be chosen: by the fit that a warm

@@ -46,15 +46,22 @@ def parts_given(
     members: Mapping[str, np.ndarray], prior_weight: float | None = None, *, longest: bool = True
 ) -> tuple[Trial, ...]:
     """The equal parts of an ensemble whose networks are trained alike: the fewest that there are. A prior
-    weight that is given is that of all; without `longest`, none takes more than all steps."""
+    weight that is given is that of all; without `longest`, none takes more than all steps, and shares stay in
+    proportion."""
     if prior_weight is not None:
         members = {**members, "prior_weight": np.full(len(members["binned"]), float(prior_weight))}
-    if not longest:
-        members = {**members, "share_of_steps": np.minimum(members["share_of_steps"], 1.0)}
+    if not longest and members["share_of_steps"].max() > 1:
+        members = of_all_steps(members)
     rows = list(zip(*(members[name].tolist() for name in COLUMNS), strict=True))
     number = next(n for n in range(1, len(rows) + 1) if len(rows) % n == 0 and _alike(rows, len(rows) // n))
     chosen = rows[:: len(rows) // number]
     return tuple(Trial(0, Candidate(weight, steps), bool(binned)) for weight, steps, binned in chosen)
+
+
+def of_all_steps(members: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """With shares of the steps that the longest take."""
+    shares = members["share_of_steps"]
+    return {**members, "share_of_steps": shares / shares.max()}
 
 
 def _alike(rows: list[Any], size: int) -> bool:

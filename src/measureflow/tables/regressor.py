@@ -375,13 +375,13 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
             require_support(law, y, model.shape.likelihood)
         return y if self._targets() > 1 or self.censored_ else y.reshape(len(y))
 
-    def _seen(self, model: Model, units: TargetUnits, y: np.ndarray) -> Model:
+    def _seen(self, model: Model, units: TargetUnits, y: np.ndarray, weights: np.ndarray) -> Model:
         if self.censored_:
             model = censored(model)
         if changes_units(model.loss.network, model.loss.likelihood) and not units.bends:
             return model._replace(units=units, targets=units.standardised)
-        # Held-out densities are compared as those of standardised targets.
-        scale = moments("y", self._points(y), np.ones(len(y)))[1]
+        # Held-out densities are compared as those of standardised targets, whose rows have weights.
+        scale = moments("y", self._points(y), weights)[1]
         volume = functools.partial(_log_volume, units if units.bends else None, float(np.sum(np.log(scale))))
         targets = units.standardised if units.bends else _single
         return model._replace(units=units, targets=targets, log_volume=volume)

@@ -16,6 +16,8 @@ from measureflow.commands.evaluating import Entry, Rows, Splits, baseline_entry,
 from measureflow.commands.fitting import Task, noted
 from measureflow.commands.model import TableModel
 from measureflow.tables.crossvalidation import cross_validate
+from measureflow.tables.members import of_all_steps
+from measureflow.tables.posterior import is_sampled
 
 # With fewer new rows than this, nothing could be said; baselines are trained on so many at least.
 FEWEST, FEWEST_TO_TRAIN = 30, 50
@@ -94,13 +96,11 @@ def _of_folds(model: TableModel, task: Task, splits: Splits, progress: bool) -> 
     take as long as all else together."""
     fitted = model.estimator
     shape = fitted.shape_
-    given = {"hidden": shape.hidden, "encoding": shape.encoding, "members": fitted.members_}
-    given |= {
-        "steps": max(fitted.n_iter_, 1),
-        "warm_start": False,
-        "early_stopping": False,
-        "verbose": int(progress),
-    }
+    given = {"hidden": shape.hidden, "encoding": shape.encoding, "verbose": int(progress)}
+    if not is_sampled(fitted.method):
+        # The steps taken are those of the longest.
+        given |= {"members": of_all_steps(fitted.members_), "steps": max(fitted.n_iter_, 1)}
+        given |= {"warm_start": False, "early_stopping": False}
     if not model.is_classifier:
         given["likelihood"] = shape.likelihood
     estimator: Any = clone(fitted)
