@@ -263,6 +263,7 @@ class Slow:
 
     likelihood, steps, n_iter_ = None, 1000, 0
     hidden = encoding = prior_weight = None
+    method = "drle"
 
     def __init__(self, per_step, choosing=0.0):
         self.per_step, self.choosing, self.fits = per_step, choosing, []
