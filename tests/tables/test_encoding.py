@@ -131,6 +131,8 @@ def test_networks_go_by_rows():
     assert found[1_000] == found[4_999] == Shape((32,) * 3, 16, "mixture")
     assert found[5_000] == Shape((64,) * 3, 16, "mixture")
     assert default_shapes(1_000, 8, (None,)) == (Shape((32,) * 3, 16),), "classes"
+    wide = {columns: default_shapes(1_000, columns, laws)[0].encoding for columns in (18, 19, 37, 38, 500)}
+    assert wide == {18: 16, 19: 8, 37: 8, 38: 4, 500: 4}, "many columns have fewer bins"
     assert default_shapes(10**6, 1_000, laws)[0].encoding == 0, "bins would not fit into memory"
 
 
@@ -138,3 +140,10 @@ def test_networks_go_by_rows():
 def test_wrong_encodings_raise(encoding, as_a_user_runs_it):
     with pytest.raises((TypeError, ValueError), match="encoding"):
         mf.EnsembleRegressor(encoding=encoding).fit(np.arange(60.0)[:, None], np.arange(60.0))
+
+
+def test_columns_of_two_values_are_not_counted_among_those_with_bins():
+    flags, columns = RNG.integers(0, 2, (1_000, 60)), RNG.normal(size=(1_000, 5))
+    rows = np.column_stack([flags, columns]).astype(float)
+    prepared = mf.EnsembleRegressor(likelihood="student_t")._prepare(rows, columns[:, 0], None)
+    assert prepared.models[0].shape.encoding == 16

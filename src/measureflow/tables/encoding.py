@@ -46,8 +46,7 @@ class PiecewiseLinear(eqx.Module):
         """With as many rows in each of a column's bins as its repeated values allow."""
         levels = np.linspace(0, 1, bins + 1)
         edges = np.quantile(inputs.astype(np.float64), levels, axis=0).T.astype(np.float32)
-        binned = np.array([len(np.unique(column[:10_000])) > 2 for column in inputs.T], bool)
-        return cls(np.ascontiguousarray(edges), binned)
+        return cls(np.ascontiguousarray(edges), can_be_cut(inputs))
 
     @property
     def bins(self) -> int:
@@ -80,6 +79,11 @@ class PiecewiseLinear(eqx.Module):
         positions = (inputs[:, cut, None] - edges[None, :, :-1]) / np.where(wide, widths, np.float32(1))[None]
         bins = numpy.where(wide[None], 2 * numpy.clip(positions, lowest, highest) - 1, np.float32(0))
         return numpy.concatenate([inputs, bins.reshape(inputs.shape[0], self.bins * len(cut))], axis=1)
+
+
+def can_be_cut(inputs: np.ndarray) -> np.ndarray:
+    """Which columns take more than two values."""
+    return np.array([len(np.unique(column[:10_000])) > 2 for column in inputs.T], bool)
 
 
 def _ends(wide: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -30,7 +30,7 @@ from measureflow.saving.container import PathLike
 from measureflow.saving.documents import save
 from measureflow.tables.choosing import Choice
 from measureflow.tables.convergence import not_converged
-from measureflow.tables.encoding import PiecewiseLinear, encoded
+from measureflow.tables.encoding import PiecewiseLinear, can_be_cut, encoded
 from measureflow.tables.exporting import Exportable
 from measureflow.tables.frames import Columns
 from measureflow.tables.inputs import numbers, require_fitted, require_mass, scaling
@@ -226,7 +226,7 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
 
     @abc.abstractmethod
     def _shapes(self, y: np.ndarray, columns: int) -> tuple[Shape, ...]:
-        """What held-out rows may choose from."""
+        """What held-out rows may choose from, where so many columns can be cut into bins."""
 
     def _rows_to_choose_by(self, y: np.ndarray) -> int:
         """Draws of a posterior are not chosen among: they have the network and the law of few rows."""
@@ -278,7 +278,8 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
     def _models(self, inputs: np.ndarray, y: np.ndarray, weights: np.ndarray) -> "tuple[Model, ...]":
         """Those that held-out rows may choose from, the simplest first."""
         hidden, encoding = require_hidden(self.hidden), require_encoding(self.encoding)
-        shapes = given(self._shapes(y, inputs.shape[1]), hidden=hidden, encoding=encoding)
+        columns = int(can_be_cut(inputs).sum())
+        shapes = given(self._shapes(y, columns), hidden=hidden, encoding=encoding)
         bins = {shape.encoding for shape in shapes} - {0}
         encodings = {number: PiecewiseLinear.learn(inputs, number) for number in bins}
         models = []

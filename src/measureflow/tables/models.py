@@ -17,6 +17,9 @@ from measureflow.tables.views import Views
 
 # Bins for a column of numbers, in tables of fewer rows and of more.
 _BINS, _MORE_ROWS, _MORE_BINS = 8, 1_000, 16
+# Bins of all columns together are no more than these, if each column is to have the fewest: a step costs in
+# proportion to them, and most of many columns say little.
+_MOST_BINS, _FEWEST_BINS = 300, 4
 # How many numbers a table may have with them: one gigabyte, which is in memory a few times while folds are
 # trained.
 _MOST_NUMBERS = 250_000_000
@@ -57,13 +60,16 @@ class Shape(NamedTuple):
 
 
 def default_shapes(rows: int, columns: int, likelihoods: tuple[Any, ...]) -> tuple[Shape, ...]:
-    """What held-out rows of a table may choose from. `likelihoods` has a plain law, where there is one a law
-    that bends, and where targets look like counts, or shares, a law of these. Too few rows to choose by have
-    one layer and the plain law. Bins are left out where the table would not fit into memory with them."""
+    """What held-out rows of a table may choose from, of which so many columns can be cut into bins.
+    `likelihoods` has a plain law, where there is one a law that bends, and where targets look like counts, or
+    shares, a law of these. Too few rows to choose by have one layer and the plain law. Many columns have
+    fewer bins each, and none where the table would not fit into memory with them."""
     if rows < FEWEST_TO_CHOOSE:
         return (Shape((50,), 0, likelihoods[0]),)
     hidden = (16,) * 4 if rows < FEW else (32,) * 3 if rows < MANY else (64,) * 3
     bins = _BINS if rows < _MORE_ROWS else _MORE_BINS
+    while bins > _FEWEST_BINS and columns * bins > _MOST_BINS:
+        bins //= 2
     bins = bins if rows * columns * bins <= _MOST_NUMBERS else 0
     return tuple(Shape(hidden, bins, law) for law in likelihoods[1:] or likelihoods)
 
