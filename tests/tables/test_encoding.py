@@ -103,6 +103,17 @@ def test_laws_are_noticed():
     # Years are whole numbers, but no counts, and classes 0 and 1 are none.
     assert len(likelihoods_for(RNG.integers(1990, 2020, 300).astype(float))) == 2
     assert len(likelihoods_for(RNG.integers(0, 2, 300).astype(float))) == 2
+    # A row of weight k counts as k equal rows.
+    skewed, few = np.exp(RNG.normal(size=200)), 3 + 0.1 * RNG.normal(size=5)
+    y, weights = np.concatenate([skewed, few]), np.repeat([1.0, 1e4], [200, 5])
+    assert likelihoods_for(y)[1] == likelihoods_for(y, np.ones(205))[1] == "log_mixture"
+    assert (
+        likelihoods_for(y, weights)[1] == likelihoods_for(np.repeat(y, weights.astype(int)))[1] == "mixture"
+    )
+    large, small = np.arange(100.0, 300.0), np.arange(4.0)
+    counts, weights = np.concatenate([large, small]), np.repeat([1.0, 10.0], [200, 4])
+    assert "negative_binomial" not in likelihoods_for(counts)
+    assert "negative_binomial" in likelihoods_for(counts, weights)
     # A long way from 0 there is nothing to gain.
     assert likelihoods_for(100 + RNG.normal(size=300))[-1] == "mixture"
 

@@ -57,7 +57,7 @@ def test_a_linear_network_has_its_closed_form(weight):
     assert np.all(np.abs(exact(10 - weight, points)[1] / deviation - 1) > 0.5)
 
 
-def drawn(problems=(), statistic=1.0):
+def drawn(problems=(), statistic=1.0, interrupted=None):
     """A sampler that draws from the prior."""
 
     def sample(problem, initial, key, *, particles, data, **others):
@@ -79,6 +79,7 @@ def drawn(problems=(), statistic=1.0):
             levels=0,
             exact=True,
             problems=tuple(problems),
+            interrupted=interrupted,
         )
 
     return sample
@@ -119,6 +120,21 @@ def test_draws_that_are_not_certified_are_told(sampler, said, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         assert model.set_params(method="DE", steps=20).fit(X, Y).certificate_ is None
+
+
+def test_an_interrupted_cross_validation_ends(monkeypatch):
+    """All of it, not the split that was drawn when the signal came."""
+    calls, sampler = [], drawn(["sample was interrupted by SIGINT."], interrupted="SIGINT")
+    monkeypatch.setattr(
+        posterior, "sample", lambda *given, **named: calls.append(0) or sampler(*given, **named)
+    )
+    model = mf.EnsembleRegressor("posterior", **SETTINGS)
+    with pytest.raises(KeyboardInterrupt, match="SIGINT while the splits were fitted"):
+        mf.cross_validate(model, X, Y, cv=3)
+    assert len(calls) == 1
+    with pytest.warns(ConvergenceWarning, match="interrupted by SIGINT"):
+        model.fit(X, Y)
+    assert len(model.predict(X)) == 40
 
 
 def test_large_tables_are_refused():

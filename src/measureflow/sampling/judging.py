@@ -67,6 +67,7 @@ def judged(
         levels=facts.levels,
         exact=True,
         problems=tuple(problems),
+        interrupted=facts.signal,
     )
     warn(result, stacklevel=5)
     return result

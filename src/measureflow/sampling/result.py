@@ -29,7 +29,8 @@ class Sample:
     other; `levels` those of tempering, if there were any; `replaced` the hopeless particles; `stiff` the
     share of trajectories that were rejected however small their steps. `exact` says whether steps were
     accepted or rejected, so that no step size bends the law. `problems` says why the numbers are not to be
-    trusted, if anything does; the truth value is that there is nothing.
+    trusted, if anything does; the truth value is that there is nothing. `interrupted` is the name of the
+    signal that ended it before its time, if one did.
     """
 
     draws: Any
@@ -45,6 +46,7 @@ class Sample:
     levels: int
     exact: bool
     problems: tuple[str, ...] = ()
+    interrupted: str | None = None
 
     def __bool__(self) -> bool:
         return bool(self.certificate) and not self.problems

@@ -231,7 +231,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         sorted_once = one_each and np.array_equal(np.unique(self.classes_), self.classes_)
         require(sorted_once, "classes_ are no sorted classes")
 
-    def _shapes(self, y: np.ndarray, columns: int) -> tuple[Shape, ...]:
+    def _shapes(self, y: np.ndarray, weights: np.ndarray, columns: int) -> tuple[Shape, ...]:
         return default_shapes(self._rows_to_choose_by(y), columns, (None,))
 
     def _spreads(self, network: Network, likelihood: Callable) -> np.ndarray:

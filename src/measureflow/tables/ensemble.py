@@ -225,7 +225,7 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         """Learn what the targets are: their scale, or their classes."""
 
     @abc.abstractmethod
-    def _shapes(self, y: np.ndarray, columns: int) -> tuple[Shape, ...]:
+    def _shapes(self, y: np.ndarray, weights: np.ndarray, columns: int) -> tuple[Shape, ...]:
         """What held-out rows may choose from, where so many columns can be cut into bins."""
 
     def _rows_to_choose_by(self, y: np.ndarray) -> int:
@@ -279,7 +279,7 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         """Those that held-out rows may choose from, the simplest first."""
         hidden, encoding = require_hidden(self.hidden), require_encoding(self.encoding)
         columns = int(can_be_cut(inputs).sum())
-        shapes = given(self._shapes(y, columns), hidden=hidden, encoding=encoding)
+        shapes = given(self._shapes(y, weights, columns), hidden=hidden, encoding=encoding)
         bins = {shape.encoding for shape in shapes} - {0}
         encodings = {number: PiecewiseLinear.learn(inputs, number) for number in bins}
         models = []
@@ -391,12 +391,14 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         for estimator, one in zip(estimators, prepared, strict=True):
             key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
             recipe, shown = self._recipe(len(one.table.weights)), self.verbose > 0
-            ensemble, verdict = drawn_for(
+            ensemble, verdict, signal = drawn_for(
                 one.table, one.models[0], recipe, key, progress=shown, checkpoint=checkpoint
             )
             estimator._take(ensemble, one.models)
             estimator.certificate_ = verdict
             found.append(ensemble)
+            if signal is not None:
+                return Ensembles(found, signal)
         return Ensembles(found)
 
     def _take(self, found: Ensemble, models: "tuple[Model, ...]") -> None:

@@ -117,9 +117,9 @@ def drawn_for(
     *,
     progress: bool = False,
     checkpoint: Checkpoint | None = None,
-) -> tuple[Ensemble, Verdict]:
+) -> tuple[Ensemble, Verdict, str | None]:
     """As many networks as the recipe has particles, drawn from exp(−n ℓ(θ)/λ) P(θ): the posterior, tempered
-    by the prior's weight λ, which is 1 unless it is given."""
+    by the prior's weight λ, which is 1 unless it is given; and the name of a signal that ended it."""
     rows, parameters = len(table.weights), dimension(model.prior.mean)
     if rows * parameters > MOST_ROWS_TIMES_PARAMETERS:
         raise ValueError(
@@ -155,7 +155,7 @@ def drawn_for(
     columns = {name: column for name, column in drawn.history.items() if name not in ("gradients", "phase")}
     history = History({"step": drawn.history["gradients"], **columns})
     ensemble = Ensemble(Choice((trial,)), particles, drawn.gradients, drawn.gradients, history)
-    return ensemble, Verdict.of(drawn)
+    return ensemble, Verdict.of(drawn), drawn.interrupted
 
 
 def _some(drawn: Sample, number: int) -> Particles:

@@ -332,10 +332,10 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     def _targets(self) -> int:
         return self.target_shape_[0] if self.target_shape_ else 1
 
-    def _shapes(self, y: np.ndarray, columns: int) -> tuple[Shape, ...]:
+    def _shapes(self, y: np.ndarray, weights: np.ndarray, columns: int) -> tuple[Shape, ...]:
         laws = (self.likelihood,)
         if self.likelihood is None:
-            laws = likelihoods_for(self._points(y))
+            laws = likelihoods_for(self._points(y), weights)
             laws = tuple(law for law in laws if law in OF_BOUNDS) if self.censored_ else laws
         return default_shapes(self._rows_to_choose_by(y), columns, laws)
 

@@ -26,8 +26,8 @@ from measureflow.tables.scaling import moments
 _SMALLEST_SCALE, _LARGEST_FLOOR = 1e-3, 0.5
 # Targets are taken to be rounded where so large a share of the rows has a value that another row has, too.
 _REPEATED = 0.1
-# Where a twentieth of whole numbers is smaller, they are taken for counts.
-_SMALL_COUNT = 10
+# Where so large a share of whole numbers is smaller than that, they are taken for counts.
+_FEWEST_SMALL, _SMALL_COUNT = 0.05, 10
 # In standard deviations of log y: a law that knows x is no wider than that of all targets.
 _LARGEST_LOG_SCALE = 1.0
 # In nats a row: by so much must a law of log y be ahead to be tried.
@@ -258,26 +258,28 @@ def _require_positive(likelihood: Any, y: np.ndarray) -> None:
         )
 
 
-def likelihoods_for(y: np.ndarray) -> tuple[str, ...]:
-    """Laws that held-out rows may choose from: a plain one; one that bends, of log y where that is much
-    nearer to a Normal law than y is; for counts, where small ones are among them, one of counts; and one of
-    shares, where all numbers are between 0 and 1."""
+def likelihoods_for(y: np.ndarray, weights: np.ndarray | None = None) -> tuple[str, ...]:
+    """Laws that held-out rows may choose from, for targets that count for so much, or all the same: a plain
+    one; one that bends, of log y where that is much nearer to a Normal law than y is; for counts, where small
+    ones are among them, one of counts; and one of shares, where all numbers are between 0 and 1."""
+    weights = np.ones(len(y)) if weights is None else weights
     bending = "mixture"
-    if y.ndim == 1 and np.all(y > 0) and _gain_of_logarithm(y) > _CLEARLY:
+    if y.ndim == 1 and np.all(y > 0) and _gain_of_logarithm(y, weights) > _CLEARLY:
         bending = "log_mixture"
-    counts = np.all((y >= 0) & (y == np.floor(y))) and np.quantile(y, 0.05) < _SMALL_COUNT
+    small = np.mean(weights @ (y < _SMALL_COUNT) / weights.sum())
+    counts = np.all((y >= 0) & (y == np.floor(y))) and small > _FEWEST_SMALL
     counted = counts and len(np.unique(y)) > 2 and y.max() < likelihoods.LARGEST_MEAN
     special = ["negative_binomial"] if counted else ["beta"] if np.all((y > 0) & (y < 1)) else []
     return ("heteroscedastic", bending, *special)
 
 
-def _gain_of_logarithm(y: np.ndarray) -> float:
+def _gain_of_logarithm(y: np.ndarray, weights: np.ndarray) -> float:
     """By how many nats a row a log-normal law is ahead of a Normal one, both fitted to all targets."""
-    logarithms, alike = np.log(y), np.ones(len(y))
+    logarithms = np.log(y)
     if len(np.unique(y)) < 2:
         return 0.0
-    (_, of_logarithms), (_, of_numbers) = (moments("y", part, alike) for part in (logarithms, y))
-    return float(np.log(of_numbers) - np.log(of_logarithms) - np.mean(logarithms))
+    (_, of_logarithms), (_, of_numbers) = (moments("y", part, weights) for part in (logarithms, y))
+    return float(np.log(of_numbers) - np.log(of_logarithms) - np.average(logarithms, weights=weights))
 
 
 def require_support(law: Distribution, y: np.ndarray, likelihood: Any) -> None:
