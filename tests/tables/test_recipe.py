@@ -32,10 +32,12 @@ from measureflow.tables.choosing import (
     Choice,
     Trial,
     combined,
+    folds_of,
     parts_of,
     spread_for,
     trials_of,
 )
+from measureflow.tables.comparing import held_out_weights
 from measureflow.tables.encoding import PiecewiseLinear
 from measureflow.tables.members import columns_of, of_all_steps, parts_given
 from measureflow.tables.methods import METHODS, SCORED_TOGETHER, WITH_ENTROPY, WITHOUT_ENTROPY, Candidate
@@ -394,6 +396,14 @@ def test_trials_of_deep_networks_are_short():
     assert trial_steps_for(4_000, simple=True) == 4_000
     assert trial_steps_for(4_000, simple=False) == 1_000
     assert trial_steps_for(60_000, simple=True) == 20_000
+
+
+def test_held_out_rows_count_for_what_they_stand_for():
+    """Also in a fold that holds the heavy ones: not as many rows of mean weight 1."""
+    weights = np.repeat([1.0, 100.0], [20, 10])
+    cut = folds_of([Table.of(np.arange(30.0)[:, None], np.arange(30.0), weights)], key(0))
+    order = np.concatenate([fold.held_out.targets for fold in cut]).astype(int)
+    assert np.allclose(held_out_weights(cut, 0), weights[order])
 
 
 def test_little_noise_is_trained_on_for_longer():

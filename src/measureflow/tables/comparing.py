@@ -63,7 +63,7 @@ def chosen_on_folds(
 
 def held_out_weights(folds: Sequence[Fold], table: int) -> Float[np.ndarray, " rows"]:
     """Of all rows of a table, fold by fold."""
-    return np.concatenate([fold.held_out.weights for fold in folds if fold.table == table])
+    return np.concatenate([fold.held_out.counts for fold in folds if fold.table == table])
 
 
 class OnFolds:

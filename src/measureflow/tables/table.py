@@ -20,10 +20,14 @@ class Table(NamedTuple):
         """A row of weight k stands for k equal rows."""
         return cls(inputs, targets, weights / weights.mean(), float(weights.sum()))
 
+    @property
+    def counts(self) -> np.ndarray:
+        """How many equal rows each stands for."""
+        return self.weights * self.cases / len(self.weights)
+
     def rows(self, chosen: np.ndarray) -> "Table":
         """Some of its rows."""
-        share = self.weights * self.cases / len(self.weights)
-        return Table.of(self.inputs[chosen], self.targets[chosen], share[chosen])
+        return Table.of(self.inputs[chosen], self.targets[chosen], self.counts[chosen])
 
     def cut(self, fraction: float, rng: np.random.RandomState) -> "tuple[Table, Table]":
         """What is left to train on, and `fraction` of the rows."""
