@@ -230,3 +230,19 @@ def test_scores_of_bounds_far_out_are_finite(y, censoring, expected):
     for law in laws:
         found = mf.metrics.negative_log_likelihood(law, y, censoring=censoring)
         assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_slopes_have_their_digits_however_far_a_bound_is():
+    """d log Φ(z)/dz = √(2/π)/erfcx(−z/√2). That of JAX's log_ndtr is wrong by a factor of 3 at −9,000."""
+    z = -np.logspace(-1, 6, 200)
+    exact = np.sqrt(2 / np.pi) / scipy.special.erfcx(-z / np.sqrt(2))
+
+    def mass(bound):
+        return log_mass(dist.Normal(0.0, 1.0), jnp.asarray(-jnp.inf), bound)
+
+    slopes = jax.vmap(jax.grad(mass))(jnp.asarray(z, jnp.float32))
+    assert np.max(np.abs(np.asarray(slopes) / exact - 1)) < 2e-4
+    right = jax.vmap(jax.grad(mass))(jnp.asarray([0.0, 3.0, 30.0]))
+    assert np.allclose(right, scipy.stats.norm.pdf([0, 3, 30]) / scipy.stats.norm.cdf([0, 3, 30]), rtol=1e-5)
+    mutant = jax.grad(lambda bound: jax.scipy.special.log_ndtr(bound))(jnp.float32(-9_000.0))
+    assert abs(mutant / 9_000 - 1) > 0.5
