@@ -1,6 +1,7 @@
 """The estimators' programs, their shapes checked, and compiled with little effort: tests run many small ones,
 each a few times."""
 
+import contextlib
 import os
 
 import equinox as eqx
@@ -21,8 +22,9 @@ def _with_little_effort(program):
     return eqx.filter_jit(program.__wrapped__, compiler_options=_EFFORT)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quickly_compiled():
+@contextlib.contextmanager
+def compiled_quickly():
+    """As long as it lasts."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_observe", "_log_densities"):
             patch.setattr(trials, name, _with_little_effort(getattr(trials, name)))
@@ -31,3 +33,9 @@ def quickly_compiled():
         for name in ("_compiled_outputs", "_compiled_map"):
             patch.setattr(predictive, name, _with_little_effort(getattr(predictive, name)))
         yield training
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quickly_compiled():
+    with compiled_quickly() as programs:
+        yield programs

@@ -18,6 +18,7 @@ from pathlib import Path
 import jax
 import pytest
 from matplotlib import pyplot as plt
+from quick import compiled_quickly
 from verification import fit_times
 
 import measureflow as mf
@@ -86,7 +87,9 @@ def fewer_steps(code: str) -> str:
 @pytest.mark.parametrize("page", LONG)
 def test_pages_run_in_few_steps(page, tmp_path):
     """Of pages that fit much, `make verify` compares the numbers."""
-    for block, output in zip(blocks(page), run(page, tmp_path, fewer_steps), strict=True):
+    with compiled_quickly():
+        printed = run(page, tmp_path, fewer_steps)
+    for block, output in zip(blocks(page), printed, strict=True):
         shown = block["output"] or ""
         assert len(shown.splitlines()) == len(output.splitlines()), (
             f"{page} shows\n{shown}\nbut prints\n{output}"
