@@ -100,6 +100,7 @@ def test_imports_go_one_way():
             {
                 "tables.crossvalidation",
                 "tables.ensemble",
+                "tables.fitted",
                 "tables.classifier",
                 "tables.regressor",
                 "tables.settings",

@@ -1,17 +1,16 @@
-"""What scikit-learn's estimators around the recipe share: settings, scaling, the fit, and prediction in
-blocks. No mathematics here."""
+"""What scikit-learn's estimators around the recipe share: settings, scaling, and the fit. No mathematics
+here."""
 
 import abc
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from sklearn.base import BaseEstimator, is_classifier
+from sklearn.base import is_classifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import _check_sample_weight
@@ -21,23 +20,18 @@ from measureflow.core.pytrees import dimension
 from measureflow.core.warned import at_the_users_line
 from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.networks.network import Network
-from measureflow.prediction.predictive import Mixture, Predictive
-from measureflow.prediction.spread import Spread
 from measureflow.runs.checkpoint import Checkpoint
 from measureflow.runs.driver import Callback, require_callback
-from measureflow.runs.history import History
-from measureflow.saving.container import PathLike
-from measureflow.saving.documents import save
 from measureflow.tables.choosing import Choice
 from measureflow.tables.convergence import not_converged
-from measureflow.tables.encoding import PiecewiseLinear, can_be_cut, encoded
-from measureflow.tables.exporting import Exportable
+from measureflow.tables.encoding import PiecewiseLinear, can_be_cut
+from measureflow.tables.fitted import AbstractFitted
 from measureflow.tables.frames import Columns
-from measureflow.tables.inputs import numbers, require_fitted, require_mass, scaling
+from measureflow.tables.inputs import require_mass, scaling
 from measureflow.tables.members import members_of, most_frequent, parts_given, scores_of
 from measureflow.tables.methods import Method, method_of
 from measureflow.tables.models import Model, Shape, given, require_encoding, require_hidden
-from measureflow.tables.posterior import Verdict, drawn_for, is_sampled, require_sampled
+from measureflow.tables.posterior import drawn_for, is_sampled, require_sampled
 from measureflow.tables.reading import is_frame
 from measureflow.tables.recipe import LONGEST, Recipe, batch_size_for, steps_for, trial_steps_for
 from measureflow.tables.scaling import standardised
@@ -56,28 +50,8 @@ class Prepared(NamedTuple):
     models: tuple[Model, ...]
 
 
-class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
+class AbstractEnsemble(AbstractFitted):
     """What both estimators have."""
-
-    #: Set by `fit`, from the data.
-    n_features_in_: int
-    columns_: Columns | None = None
-    input_mean_: np.ndarray
-    input_scale_: np.ndarray
-    shape_: Shape
-    encoding_: PiecewiseLinear | None
-    network_: Network
-    likelihood_: Callable
-    particles_: Any
-    prior_weight_: float
-    members_: dict[str, np.ndarray]
-    spread_: float
-    spread_power_: float
-    typical_deviation_: float
-    n_iter_: int
-    history_: History
-    validation_scores_: dict[str, np.ndarray]
-    certificate_: Verdict | None = None
 
     def __init__(
         self,
@@ -252,29 +226,6 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
     def _seen(self, model: Model, units: Any, y: np.ndarray, weights: np.ndarray) -> Model:
         """With what it makes of targets."""
 
-    def _units(self) -> tuple[Any, Any]:
-        """Location and scale of what the network predicts; None where it has no units."""
-        return None, None
-
-    @abc.abstractmethod
-    def _spreads(self, network: Network, likelihood: Callable) -> np.ndarray:
-        """The factors and powers among which held-out rows choose the spread of a law."""
-
-    def _sees_logarithms(self) -> bool:
-        """Whether the network predicts log y."""
-        return False
-
-    def _transform(self) -> Any:
-        """What the network sees of y, if not y itself or its logarithm."""
-        return None
-
-    def _inner(self) -> tuple[Any, ...]:
-        """Units, and transform, of laws in single precision: all but what `_in_units` adds afterwards."""
-        if self._transform() is not None:
-            return (*self._units(), self._transform().standardised)
-        # Of log y, the scale is inside the exponential; its location is a factor outside.
-        return (0.0, self._units()[1]) if self._sees_logarithms() else ()
-
     def _models(self, inputs: np.ndarray, y: np.ndarray, weights: np.ndarray) -> "tuple[Model, ...]":
         """Those that held-out rows may choose from, the simplest first."""
         hidden, encoding = require_hidden(self.hidden), require_encoding(self.encoding)
@@ -415,52 +366,7 @@ class AbstractEnsemble(Exportable, BaseEstimator, abc.ABC):
         self.history_ = found.history
         self.validation_scores_ = scores_of(choice, [model.shape.name for model in models])
 
-    def _predictive(self, location: Any = None, scale: Any = None, transform: Any = None) -> Predictive:
-        particles = jax.tree.map(jnp.asarray, self.particles_)
-        spread = None
-        if len(self._spreads(self.network_, self.likelihood_)) > 1:
-            spread = Spread(self.spread_, self.spread_power_, self.typical_deviation_)
-        law = (self.network_, self.likelihood_, particles)
-        return Predictive(*law, location, scale, spread, self._sees_logarithms(), transform)
-
-    def _map(self, function: Callable, X: Any) -> Any:
-        """`function` of the predictive mixture of every row, in the units that the network sees."""
-        keep_programs()
-        rows = self._rows(X)
-        values = self._predictive(*self._inner()).map(function, rows)
-        return jax.tree.map(lambda value: np.asarray(value, np.float64), values)
-
-    def _rows(self, X: Any) -> np.ndarray:
-        require_fitted(self)
-        return encoded(self.encoding_, standardised(numbers(self, X), self.input_mean_, self.input_scale_))
-
-    def predict_dist(self, X: Any) -> Mixture:
-        """p(y | x) for every row: the mixture over particles, a NumPyro distribution.
-
-        It is computed in single precision, in standardised units; its numbers in the units of the targets are
-        float64 of NumPy."""
-        rows = self._rows(X)
-        return self._predictive(*self._units(), self._transform())(rows)
-
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The devices of a mesh belong to this process, and so do arrays of JAX, which not all can write.
-        state = cast(dict, super().__getstate__()) | {"mesh": None}
-        return state | _moved(np.asarray, state)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state | _moved(jnp.asarray, state))
-
-    def save(self, path: PathLike, *, force: bool = False) -> None:
-        """Write the fitted estimator to one file, for `mf.load`: see `mf.save`."""
-        save(self, path, force=force)
-
-
-def _moved(place: Callable, state: dict[str, Any]) -> dict[str, Any]:
-    """Network and likelihood of a fitted estimator, with the arrays of another library."""
-    functions = {name: state[name] for name in ("network_", "likelihood_") if name in state}
-    return jax.tree.map(lambda leaf: place(leaf) if eqx.is_array(leaf) else leaf, functions)
