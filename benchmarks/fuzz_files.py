@@ -243,9 +243,12 @@ JUNK = [
     {"object": "Gaussian", "fields": {}},
     {"object": "os.system", "fields": {"command": "id"}},
     {"object": [], "fields": []},
-    {"object": "PerceptronInit", "fields": {"sizes": {"tuple": [10**9] * 3}}},
-    {"object": "PerceptronInit", "fields": {"sizes": {"tuple": [1] * 50_000}}},
-    {"object": "PerceptronApply", "fields": {"sizes": {"tuple": [2, 3, 1]}, "activation": "relu"}},
+    {"object": "PerceptronInit", "fields": {"sizes": {"tuple": [10**9] * 3}, "skip": False}},
+    {"object": "PerceptronInit", "fields": {"sizes": {"tuple": [1] * 50_000}, "skip": False}},
+    {
+        "object": "PerceptronApply",
+        "fields": {"sizes": {"tuple": [2, 3, 1]}, "activation": "relu", "skip": False},
+    },
     {"object": "RowsOfOutputs", "fields": {"function": {"import": "os:system"}}},
     {"object": "Categorical", "fields": {"targets": 1, "classes": 10**12}},
     {"leaves": {}, "structure": ""},
@@ -407,8 +410,11 @@ def much_asked_for(document, header, data, rng):
     reference = {chosen(["jax", "numpy", "text"], rng): chosen(list(header), rng)}
     sizes = {"tuple": [1] * 100}
     network = {
-        "init": {"object": "PerceptronInit", "fields": {"sizes": sizes}},
-        "apply": {"object": "PerceptronApply", "fields": {"sizes": sizes, "activation": "relu"}},
+        "init": {"object": "PerceptronInit", "fields": {"sizes": sizes, "skip": False}},
+        "apply": {
+            "object": "PerceptronApply",
+            "fields": {"sizes": sizes, "activation": "relu", "skip": False},
+        },
         "output_axis": -1,
     }
     wide = {"tuple": [2**31] * 100}
@@ -416,7 +422,7 @@ def much_asked_for(document, header, data, rng):
         {"strings": ["a"], "dtype": "<U16777216"},
         {"strings": ["a"] * 1000, "dtype": "<U16000"},
         {"object": "Network", "fields": network},
-        {"object": "PerceptronInit", "fields": {"sizes": wide}},
+        {"object": "PerceptronInit", "fields": {"sizes": wide, "skip": False}},
         {"object": "ConstantsInit", "fields": {"init": network["init"], "count": 2**40}},
         {"object": "Flat", "fields": {}},
         {"object": "Gaussian", "fields": {"mean": reference, "scale": reference}},

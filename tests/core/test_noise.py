@@ -112,3 +112,20 @@ def test_gaussians_are_sampled_with_it():
     assert_close(
         drawn, gaussian.mean[None] + gaussian.scale[None] * standard_normal(key(6), 10, gaussian.mean)
     )
+
+
+def test_cpus_and_accelerators_make_the_same_numbers():
+    words, shapes = (jnp.uint32(1), jnp.uint32(2)), ((3, 5), (), (7,))
+    for whole, each in zip(
+        noise._half_by_half(words, 4, shapes), noise._leaf_by_leaf(words, 4, shapes), strict=True
+    ):
+        assert whole.shape == each.shape
+        assert_close(whole, each)
+
+
+def test_the_two_halves_are_independent():
+    """Coordinate c of each has words of the same counter."""
+    drawn = np.asarray(standard_normal(key(7), 1000, jnp.zeros(1000)), np.float64)
+    first, second = drawn[:, :500], drawn[:, 500:]
+    assert_within(np.mean(first * second), 0.0, 1 / np.sqrt(first.size))
+    assert_within(np.mean((first**2 - 1) * (second**2 - 1)), 0.0, 2 / np.sqrt(first.size))

@@ -243,6 +243,7 @@ def test_perceptron_without_hidden_layers_is_linear():
 SELU = (1.0507009873554805, 1.6732632423543772)
 ACTIVATIONS = {
     "elu": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "identity": lambda x: x,
     "gelu": lambda x: x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
     "leaky_relu": lambda x: np.where(x > 0, x, 0.01 * x),
     "relu": lambda x: np.maximum(x, 0),
@@ -566,6 +567,7 @@ MISTAKES = {
         ValueError,
         ["activation", "'rleu'", "relu", "tanh"],
     ),
+    "skip": (lambda: Network.mlp(3, skip=1), TypeError, ["skip", "True or False", "1"]),
     "activation a function": (
         lambda: Network.mlp(3, activation=jnp.tanh),
         ValueError,
@@ -686,6 +688,16 @@ def test_activations_joined_by_plus_share_the_units():
     np.testing.assert_allclose(network.apply(theta, inputs), hidden @ theta[1]["weight"], rtol=1e-5)
     with pytest.raises(ValueError, match=r"activation.*relu\+swish.*joined by \+"):
         Network.mlp(3, (5,), 2, "relu+swish")
+
+
+def test_a_skip_adds_a_linear_function_of_the_inputs():
+    network, layers = (Network.mlp(3, (5,), 2, "tanh", skip=skip) for skip in (True, False))
+    theta, inputs = network.init(key(0)), jax.random.normal(key(1), (7, 3))
+    plain = [{name: layer[name] for name in ("weight", "bias")} for layer in theta]
+    assert_close(network.apply(theta, inputs), layers.apply(plain, inputs) + inputs @ theta[1]["skip"], 1e-5)
+    draws = np.asarray(network.sample(key(2), 4_000)[1]["skip"])
+    assert_within(np.mean(draws**2), 2 / 3, 2 / 3 * np.sqrt(2 / draws.size))
+    assert_close(network.prior().scale[1]["skip"], np.sqrt(2 / 3), 1e-6)
 
 
 def test_computed_in_another_precision():

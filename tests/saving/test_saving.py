@@ -1174,13 +1174,16 @@ BOMBS = {
     # What takes the place of one number, and how often.
     "wide texts": lists(24, strings=["a"], dtype="<U16777216"),
     "many texts": lists(60, strings=["a"] * 1000, dtype="<U16777"),
-    "layers": lists(200, object="PerceptronInit", fields={"sizes": SIZES}),
+    "layers": lists(200, object="PerceptronInit", fields={"sizes": SIZES, "skip": False}),
     "networks": lists(
         500,
         object="Network",
         fields={
-            "init": {"object": "PerceptronInit", "fields": {"sizes": SIZES}},
-            "apply": {"object": "PerceptronApply", "fields": {"sizes": SIZES, "activation": "relu"}},
+            "init": {"object": "PerceptronInit", "fields": {"sizes": SIZES, "skip": False}},
+            "apply": {
+                "object": "PerceptronApply",
+                "fields": {"sizes": SIZES, "activation": "relu", "skip": False},
+            },
             "output_axis": -1,
         },
     ),

@@ -48,7 +48,7 @@ from measureflow.tables.stopping import PATIENCE, Best
 from measureflow.tables.table import Table, few_sizes, stacked
 from measureflow.tables.training import Trainer
 from measureflow.tables.trials import Plan
-from measureflow.tables.views import Views
+from measureflow.tables.views import View, Views
 
 # NumPyro and Optax promote integers and ranks.
 pytestmark = pytest.mark.standard_promotion
@@ -173,53 +173,75 @@ def test_how_many_parts():
 
 
 def test_what_is_tried_goes_by_rows_and_views():
-    both, columns = (False, True), (False,)
-    assert trials_of([columns], THREE, FEWEST_TO_CHOOSE - 1) == [TRIALS[0]]
-    assert trials_of([both, columns], THREE, FEWEST_TO_CHOOSE) == [
-        Trial(0, THREE[0], False),
-        Trial(0, THREE[1], False),
-        Trial(0, THREE[0], True),
-        Trial(0, THREE[1], True),
-        Trial(1, THREE[0], False),
-        Trial(1, THREE[1], False),
+    columns, bins, linear = View(), View(binned=True), View(linear=True)
+    both = (columns, bins)
+    assert trials_of([(columns,)], THREE, FEWEST_TO_CHOOSE - 1) == [TRIALS[0]]
+    assert trials_of([both, (columns, linear)], THREE, FEWEST_TO_CHOOSE) == [
+        Trial(0, THREE[0], columns),
+        Trial(0, THREE[1], columns),
+        Trial(0, THREE[0], bins),
+        Trial(0, THREE[1], bins),
+        Trial(1, THREE[0], columns),
+        Trial(1, THREE[1], columns),
+        Trial(1, THREE[1], linear),
     ]
-    assert len(trials_of([both], THREE, FEW)) == 6
+    assert [len(trials_of([both], THREE, rows)) for rows in (FEW, 1_000)] == [5, 6]
 
 
 def test_members_are_parts_as_columns():
-    parts = (TRIALS[0], TRIALS[1], TRIALS[1], Trial(0, THREE[1], True))
+    parts = (TRIALS[0], TRIALS[1], Trial(0, THREE[1], View(linear=True)), Trial(0, THREE[1], View(True)))
     members = columns_of(part for part in parts for _ in range(5))
     assert parts_given(members) == parts
     assert members["prior_weight"].tolist() == [1.0] * 5 + [0.3] * 15
     assert members["binned"].tolist() == [0.0] * 15 + [1.0] * 5
+    assert members["linear"].tolist() == [0.0] * 10 + [1.0] * 5 + [0.0] * 5
     assert parts_given(columns_of([TRIALS[0]] * 20)) == (TRIALS[0],), "one part, where all are alike"
 
 
 # What a network sees
 
 
-def test_networks_without_weights_are_those_that_do_not_see():
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("binned", [False, True])
+def test_networks_without_weights_are_those_that_do_not_see(binned, skip):
     inputs = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     inputs[:, 1] = inputs[:, 1] > 0
     encoding = PiecewiseLinear.learn(inputs, 4)
-    views, rows = Views.of(encoding), encoding(inputs)
-    network = Network.mlp(encoding.width, (5,), 2)
-    theta = network.init(key(0))
-    columns, bins = [0, 1, 2], list(range(3, 11))
-    for binned, seen in ((0.0, columns), (1.0, [1, *bins])):
-        hidden = np.setdiff1d(np.arange(encoding.width), seen)
-        blind = rows.copy()
-        blind[:, hidden] = 0.0
-        pruned = views.pruned(theta, jnp.asarray(binned))
-        assert_close(network.apply(pruned, rows), network.apply(theta, blind), 1e-6)
-        assert_close(views(jnp.asarray(binned)), np.isin(np.arange(encoding.width), seen), 0)
-        # As if it had the inputs that it sees, and no others.
-        alone, found = (
-            Network.mlp(len(seen), (5,), 2).prior(),
-            views.prior(network.prior(), jnp.asarray(binned)),
-        )
-        assert_close(found.scale[0]["weight"], alone.scale[0]["weight"], 1e-6)
-        assert_close(found.scale[1]["weight"], alone.scale[1]["weight"], 1e-6)
+    rows, seen = encoding(inputs), [1, *range(3, 11)] if binned else [0, 1, 2]
+    network = Network.mlp(encoding.width, (5,), 2, skip=skip)
+    views, view, theta = Views.of(network, encoding), View(jnp.asarray(float(binned))), network.init(key(0))
+    blind = rows * np.isin(np.arange(encoding.width), seen)
+    layers = Network.mlp(encoding.width, (5,), 2)
+    expected = layers.apply([{name: layer[name] for name in ("weight", "bias")} for layer in theta], blind)
+    assert_close(network.apply(views.pruned(theta, view), rows), expected, 1e-6)
+    assert_close(
+        views.loss(NegativeLogLikelihood(network, Heteroscedastic()), view).network.apply(theta, rows),
+        expected,
+        1e-6,
+    )
+    assert_close(views(view)[0], np.isin(np.arange(encoding.width), seen), 0)
+    # As if it had the inputs that it sees, and no others.
+    alone, found = Network.mlp(len(seen), (5,), 2).prior(), views.prior(network.prior(), view)
+    for layer in (0, 1):
+        assert_close(found.scale[layer]["weight"], alone.scale[layer]["weight"], 1e-6)
+
+
+def test_linear_networks_see_by_the_skip_alone():
+    inputs = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    encoding = PiecewiseLinear.learn(inputs, 4)
+    network, rows = Network.mlp(encoding.width, (5,), 2, "tanh", skip=True), encoding(inputs)
+    views, view, theta = Views.of(network, encoding), View(True, True), network.init(key(0))
+    theta[0]["bias"], theta[1]["bias"] = jnp.arange(5.0), jnp.arange(2.0)
+    outputs, bins = network.apply(views.pruned(theta, view), rows), rows[:, 3:]
+    assert_close(outputs, bins @ theta[1]["skip"][3:] + jnp.arange(2.0)[None], 1e-5)
+    found = views.prior(network.prior(), view)
+    assert_close(found.scale[1]["skip"], np.sqrt(2 / bins.shape[1]), 1e-6)
+    assert_close(found.scale[0]["weight"], network.prior().scale[0]["weight"], 1e-6)
+
+
+def test_where_all_see_all_there_are_no_views():
+    assert Views.of(Network.mlp(3, (5,), 2), None) is None
+    assert Views.of(Network.mlp(3, (5,), 2, skip=True), None) is not None
 
 
 def widened(noise, rows, rng, deviations=1.0):
@@ -483,7 +505,7 @@ def test_statement():
     problems = {}
     for name, method in METHODS.items():
         plan = Plan.of(Summed(), prior, None, Recipe(method), rows=2)
-        problems[name] = method.problem(plan.setting(jnp.asarray([0.3, 100.0, 0.0])))
+        problems[name] = method.problem(plan.setting(jnp.asarray([0.3, 100.0, 0.0, 0.0])))
     batch = jnp.asarray([2.0, 5.0])
     for method, problem in problems.items():
         energy = problem.free_energy(batch)

@@ -48,7 +48,7 @@ def tried(model: TableModel) -> list[dict[str, Any]]:
     return [
         {
             "network and law": str(scores["model"][i]),
-            "sees": "bins" if scores["binned"][i] else "columns",
+            "sees": _view(scores["binned"][i], scores["linear"][i]),
             "prior weight": f"{scores['prior_weight'][i]:g}",
             "share of steps": f"{scores['share_of_steps'][i]:g}",
             "log density of held-out rows": f"{scores['log_density'][i]:.3f}",
@@ -60,14 +60,19 @@ def tried(model: TableModel) -> list[dict[str, Any]]:
 
 def members(estimator: Any) -> str:
     """How many networks have which prior weight, and what they see: "15 with prior weight 1, 5 with 0.3"."""
-    columns = estimator.members_
-    pairs = Counter(zip(columns["prior_weight"].tolist(), columns["binned"].tolist(), strict=True))
-    bins = len({binned for _, binned in pairs}) > 1
+    columns = [estimator.members_[name].tolist() for name in ("prior_weight", "binned", "linear")]
+    alike = Counter(zip(*columns, strict=True))
+    differ = len({row[1:] for row in alike}) > 1
     texts = []
-    for (weight, binned), number in pairs.most_common():
-        sees = f", seeing {'bins' if binned else 'columns'}" if bins else ""
-        texts.append(f"{number} with prior weight {weight:g}{sees}")
+    for (weight, *view), number in alike.most_common():
+        texts.append(
+            f"{number} with prior weight {weight:g}" + (f", seeing {_view(*view)}" if differ else "")
+        )
     return "; ".join(texts)
+
+
+def _view(binned: float, linear: float) -> str:
+    return ("bins" if binned else "columns") + (", linearly" if linear else "")
 
 
 def _method(estimator: Any) -> str:

@@ -1,8 +1,13 @@
-"""Standard normal particles, by a counter: particle i's coordinate c is a function of (key, i, c) alone.
+"""Standard normal particles, by a counter: particle i's coordinate c of J is a function of (key, i, c, J).
 
 So noise does not depend on how many particles there are, how they are cut into leaves of the same order, or
-on which device they lie; and it is arithmetic on indices, which the compiler fuses into whatever uses it,
-where `jax.random.normal` on a CPU is a loop over arrays of its own.
+on which device they lie; and it is arithmetic on indices, where `jax.random.normal` on a CPU is a loop over
+arrays of its own.
+
+Threefry makes two words at a time, and each is a coordinate: the first words are those of the first half of
+θ, the second words those of the other half. A CPU makes both halves at once, which is half of the arithmetic,
+and that is most of what noise costs there. An accelerator makes both words for every coordinate, inside of
+whatever uses them: its arithmetic costs less than a kernel of its own. The numbers are the same.
 """
 
 import functools
@@ -19,6 +24,8 @@ from measureflow.core.pytrees import Parameters, Particles
 
 #: A key, or keys, of Threefry: its two words.
 Words: TypeAlias = tuple[UInt32[Array, "..."], UInt32[Array, "..."]]
+#: Of the leaves of one particle.
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _ROUNDS = 20
@@ -44,9 +51,11 @@ def words_of_steps(key: Key[Array, ""], steps: Int[Array, " k"]) -> UInt32[Array
 def normal_of_words(words: UInt32[Array, "2"], n: int, like: Parameters) -> Particles:
     """The draws that two words make: n of Z ~ N(0, I), each a pytree like θ."""
     leaves, structure = jax.tree.flatten(like)
-    firsts = itertools.accumulate((leaf.size for leaf in leaves[:-1]), initial=0)
-    both = words[0], words[1]
-    drawn = [_on_leaf(both, n, leaf, first) for leaf, first in zip(leaves, firsts, strict=True)]
+    shapes = tuple(leaf.shape for leaf in leaves)
+    # Of a double, both words are digits.
+    double = any(leaf.dtype == jnp.float64 for leaf in leaves)
+    normal = (_doubles if double else _singles)((words[0], words[1]), n, shapes)
+    drawn = [one.astype(leaf.dtype) for one, leaf in zip(normal, leaves, strict=True)]
     return jax.tree.unflatten(structure, drawn)
 
 
@@ -87,23 +96,69 @@ def _barred(words: UInt32[Array, "... 2"]) -> UInt32[Array, "... 2"]:
     return jax.lax.optimization_barrier(words)
 
 
-def _on_leaf(words: Words, n: int, leaf: Array, first: int) -> Float[Array, "n ..."]:
-    uniform = _uniform(words, np.uint32(first), (n, *leaf.shape), leaf.dtype == jnp.float64)
-    # From (−1, 1), by the inverse of the distribution function.
-    return (math.sqrt(2) * jax.lax.erf_inv(uniform)).astype(leaf.dtype)
+# Each is one program, also where nothing else is compiled: its operations one by one would be a hundred.
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _uniform(
-    words: Words, first: UInt32[Array, ""] | np.uint32, shape: tuple[int, ...], double: bool
-) -> Float[Array, "n ..."]:
-    """On (−1, 1), for the coordinates of a leaf from `first` on. One program, also where nothing else is
-    compiled: its operations one by one would be a hundred."""
-    particle = jax.lax.broadcasted_iota(jnp.uint32, shape, 0)
-    size = math.prod(shape[1:])
-    coordinate = first + jnp.arange(size, dtype=jnp.uint32).reshape(1, *shape[1:])
-    high, low = threefry(words, particle, jnp.broadcast_to(coordinate, shape))
-    return _from_64_bits(high, low) if double else _from_32_bits(high)
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _singles(words: Words, n: int, shapes: Shapes) -> list[Float[Array, "n ..."]]:
+    """For leaves of these shapes."""
+    here = {way: functools.partial(made, n=n, shapes=shapes) for way, made in _WAYS.items()}
+    return jax.lax.platform_dependent(words, **here)
+
+
+def _half_by_half(words: Words, n: int, shapes: Shapes) -> list[Float[Array, "n ..."]]:
+    """All of θ, then cut into leaves."""
+    half = _half(sum(map(math.prod, shapes)))
+    particle, coordinate = (jax.lax.broadcasted_iota(jnp.uint32, (n, half), axis) for axis in (0, 1))
+    # Both made once: a compiler would make them again in every leaf, and wherever a leaf is used.
+    bits = jax.lax.optimization_barrier(jnp.concatenate(threefry(words, particle, coordinate), axis=1))
+    normal = jax.lax.optimization_barrier(_normal(_from_32_bits(bits)))
+    cuts = zip(_firsts(shapes), shapes, strict=True)
+    return [normal[:, first : first + math.prod(shape)].reshape(n, *shape) for first, shape in cuts]
+
+
+def _leaf_by_leaf(words: Words, n: int, shapes: Shapes) -> list[Float[Array, "n ..."]]:
+    """The same numbers, each made where it is used."""
+    half = _half(sum(map(math.prod, shapes)))
+    found = []
+    for first, shape in zip(_firsts(shapes), shapes, strict=True):
+        particle, coordinate = _counters(n, first, shape)
+        is_first = coordinate < half
+        high, low = threefry(words, particle, jnp.where(is_first, coordinate, coordinate - np.uint32(half)))
+        found.append(_normal(_from_32_bits(jnp.where(is_first, high, low))))
+    return found
+
+
+_WAYS = {"cpu": _half_by_half, "default": _leaf_by_leaf}
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _doubles(words: Words, n: int, shapes: Shapes) -> list[Float[Array, "n ..."]]:
+    """For leaves of these shapes, some of which have double precision."""
+    counters = [_counters(n, first, shape) for first, shape in zip(_firsts(shapes), shapes, strict=True)]
+    return [_normal(_from_64_bits(*threefry(words, *of_leaf))) for of_leaf in counters]
+
+
+def _normal(uniform: Float[Array, "..."]) -> Float[Array, "..."]:
+    """From (−1, 1), by the inverse of the distribution function."""
+    return math.sqrt(2) * jax.lax.erf_inv(uniform)
+
+
+def _half(size: int) -> int:
+    """How many coordinates have the first words."""
+    return -(-size // 2)
+
+
+def _firsts(shapes: Shapes) -> list[int]:
+    """The coordinates that leaves begin with."""
+    return list(itertools.accumulate((math.prod(shape) for shape in shapes[:-1]), initial=0))
+
+
+def _counters(n: int, first: int, shape: tuple[int, ...]) -> Words:
+    """Of every number of a leaf from coordinate `first` on: its particle, and its coordinate."""
+    particle = jax.lax.broadcasted_iota(jnp.uint32, (n, *shape), 0)
+    coordinate = np.uint32(first) + jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(1, *shape)
+    return particle, jnp.broadcast_to(coordinate, (n, *shape))
 
 
 def threefry(

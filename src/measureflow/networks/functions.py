@@ -18,6 +18,7 @@ from measureflow.saving.registry import require, saved
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "elu": jax.nn.elu,
     "gelu": jax.nn.gelu,
+    "identity": lambda units: units,
     "leaky_relu": jax.nn.leaky_relu,
     "relu": jax.nn.relu,
     "selu": jax.nn.selu,
@@ -64,26 +65,35 @@ class OutputsAt(eqx.Module):
         return self.apply(theta, self.inputs)
 
 
-@saved(check=lambda init: _require_sizes(init.sizes))
+@saved(check=lambda init: _require_perceptron(init))
 class PerceptronInit(eqx.Module):
     """Weights N(0, 2/in), biases 0."""
 
     sizes: tuple[int, ...] = eqx.field(static=True)
+    skip: bool = eqx.field(static=True, default=False)
 
     def __call__(self, key: Key[Array, ""]) -> list[dict[str, Array]]:
         keys = jax.random.split(key, len(self.sizes) - 1)
-        return [
-            {"weight": math.sqrt(2 / fan_in) * jax.random.normal(k, (fan_in, out)), "bias": jnp.zeros(out)}
+        theta = [
+            {"weight": _kaiming(k, fan_in, out), "bias": jnp.zeros(out)}
             for k, (fan_in, out) in zip(keys, itertools.pairwise(self.sizes), strict=True)
         ]
+        if self.skip:
+            theta[-1]["skip"] = _kaiming(jax.random.fold_in(key, 0), self.sizes[0], self.sizes[-1])
+        return theta
 
 
-@saved(check=lambda apply: (_require_sizes(apply.sizes), require_activation(apply.activation)))
+def _kaiming(key: Key[Array, ""], fan_in: int, out: int) -> Float[Array, "fan_in out"]:
+    return math.sqrt(2 / fan_in) * jax.random.normal(key, (fan_in, out))
+
+
+@saved(check=lambda apply: (_require_perceptron(apply), require_activation(apply.activation)))
 class PerceptronApply(eqx.Module):
-    """x ← σ(x W + b) for every hidden layer, then x W + b."""
+    """x ← σ(x W + b) for every hidden layer, then x W + b; with `skip` and inputs S more."""
 
     sizes: tuple[int, ...] = eqx.field(static=True)
     activation: str = eqx.field(static=True)
+    skip: bool = eqx.field(static=True, default=False)
 
     def __call__(self, theta: list[dict[str, Array]], inputs: ArrayLike) -> Array:
         inputs = jnp.asarray(inputs)
@@ -92,10 +102,11 @@ class PerceptronApply(eqx.Module):
                 f"inputs must have shape (rows, {self.sizes[0]}), got {inputs.shape}; the network was "
                 f"built for features={self.sizes[0]}."
             )
-        *hidden, last = theta
+        (*hidden, last), units = theta, inputs
         for layer in hidden:
-            inputs = _activated(self.activation, _affine(layer, inputs))
-        return _affine(last, inputs)
+            units = _activated(self.activation, _affine(layer, units))
+        outputs = _affine(last, units)
+        return outputs + inputs @ last["skip"] if self.skip else outputs
 
 
 def require_activation(names: Any) -> None:
@@ -108,18 +119,25 @@ def require_activation(names: Any) -> None:
         )
 
 
-def _require_sizes(sizes: Any) -> None:
+def _require_perceptron(part: Any) -> None:
+    sizes = part.sizes
     widths = isinstance(sizes, tuple) and 2 <= len(sizes) <= _MOST_LAYERS
     widths = widths and all(type(size) is int and 1 <= size <= _LARGEST_LAYER for size in sizes)
     require(widths, f"sizes are no widths of at most {_MOST_LAYERS} layers")
+    require(isinstance(part.skip, bool), "skip is neither True nor False")
 
 
 def _activated(names: str, units: Array) -> Array:
     """Each activation of its share of the units, in order."""
-    functions = [_ACTIVATIONS[name] for name in names.split("+")]
-    ends = [(i + 1) * units.shape[1] // len(functions) for i in range(len(functions))]
-    shares = zip(functions, [0, *ends[:-1]], ends, strict=True)
-    return jnp.concatenate([function(units[:, first:end]) for function, first, end in shares], axis=1)
+    shares = _shares(names, units.shape[1])
+    return jnp.concatenate([_ACTIVATIONS[name](units[:, share]) for name, share in shares], axis=1)
+
+
+def _shares(names: str, width: int) -> list[tuple[str, slice]]:
+    """Which of so many units each activation has."""
+    each = names.split("+")
+    ends = [i * width // len(each) for i in range(len(each) + 1)]
+    return [(name, slice(*share)) for name, share in zip(each, itertools.pairwise(ends), strict=True)]
 
 
 def _affine(layer: dict[str, Array], inputs: Array) -> Array:

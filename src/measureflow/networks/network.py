@@ -118,7 +118,13 @@ class Network(eqx.Module):
 
     @classmethod
     def mlp(
-        cls, features: int, hidden: Sequence[int] = (50,), outputs: int = 1, activation: str = "relu"
+        cls,
+        features: int,
+        hidden: Sequence[int] = (50,),
+        outputs: int = 1,
+        activation: str = "relu",
+        *,
+        skip: bool = False,
     ) -> "Network":
         """The multilayer perceptron: θ is a list with {"weight": (in, out), "bias": (out,)} for each layer.
 
@@ -134,7 +140,11 @@ class Network(eqx.Module):
             The number of outputs.
         activation
             The name of an activation. Several joined by +, as in "relu+tanh", share the units of every
-            hidden layer: some functions are made of edges, some are smooth, and most are both.
+            hidden layer: some functions are made of edges, some are smooth, and most are both. Units of
+            "identity" pass a linear function on through all layers.
+        skip
+            Whether a linear function of the inputs is added to the outputs: then the last layer of θ has
+            "skip": (features, outputs), too.
         """
         if not isinstance(hidden, Sequence) or isinstance(hidden, str):
             raise TypeError(f"hidden must be a sequence of layer widths, got {hidden!r}; pass hidden=(50,).")
@@ -144,7 +154,9 @@ class Network(eqx.Module):
             *(require_count("hidden", width, 1, "hidden=() leaves hidden layers out.") for width in hidden),
             require_count("outputs", outputs, 1, "it counts the numbers that the network returns."),
         )
-        return cls(PerceptronInit(sizes), PerceptronApply(sizes, activation))
+        if not isinstance(skip, bool):
+            raise TypeError(f"skip must be True or False, got {skip!r}.")
+        return cls(PerceptronInit(sizes, skip), PerceptronApply(sizes, activation, skip))
 
     @classmethod
     def equinox(cls, make: Callable[[Key[Array, ""]], Any], *, training: bool = False) -> "Network":

@@ -1,9 +1,10 @@
 """What a table decides for itself, by the log predictive density of held-out rows.
 
 The law of its targets. How its networks are trained, where several ways share the ensemble: some tables need
-the Bayes posterior, others are predicted far better by a colder one, some by bins, some by columns, and most
-by all of them together. And the spread of the predictive law about its mean, or the temperature of classes:
-the mean of an ensemble errs less than its members, whose noise is fitted to their own errors.
+the Bayes posterior, others are predicted far better by a colder one, some by bins, some by columns, some by
+linear functions of these, and most by all of them together. And the spread of the predictive law about its
+mean, or the temperature of classes: the mean of an ensemble errs less than its members, whose noise is fitted
+to their own errors.
 """
 
 import itertools
@@ -17,6 +18,7 @@ from jaxtyping import Array, Float, Key
 
 from measureflow.tables.methods import Candidate
 from measureflow.tables.table import Table
+from measureflow.tables.views import View
 
 # Below this many rows, held-out rows cannot tell candidates apart; below that many, networks are small, and
 # a cold prior lets them learn rows by heart.
@@ -29,8 +31,8 @@ FACTORS, POWERS = np.exp(np.linspace(-1.2, 2.4, 61)), (1.0, 0.5, 0.0)
 SPREADS = np.array([(1.0, 1.0), *((factor, power) for power in POWERS for factor in FACTORS)])
 TEMPERATURES, NO_SPREADS = SPREADS[: 1 + len(FACTORS)], SPREADS[:1]
 NO_SPREAD = (1.0, 1.0)
-# Below this, a prior weight is cold.
-_WARM = 0.3
+# Below this, a prior weight is cold; below so many rows, none that sees bins is.
+_WARM, _FEW_FOR_BINS = 0.3, 1_000
 # An ensemble has at most so many parts, of at least so many networks, from so many trials.
 _MOST_PARTS, _FEWEST_NETWORKS, _MOST_SHARING = 4, 4, 8
 # Spreads, by their places, at which ways to share an ensemble are compared: none, and some factors.
@@ -43,11 +45,11 @@ _BELIEVED = 50
 
 
 class Trial(NamedTuple):
-    """A model, by its number, with what the method may choose for it, and whether its networks see bins."""
+    """A model, by its number, with what the method may choose for it, and what its networks make of a row."""
 
     model: int
     candidate: Candidate
-    binned: bool = False
+    view: View = View()
 
 
 # Of every trial: the log densities of held-out rows, for every spread.
@@ -115,17 +117,24 @@ def parts_of(particles: int, devices: int = 1) -> int:
     return max(fit, default=1)
 
 
-def trials_of(views: list[tuple[bool, ...]], candidates: tuple[Candidate, ...], rows: int) -> list[Trial]:
+def trials_of(views: list[tuple[View, ...]], candidates: tuple[Candidate, ...], rows: int) -> list[Trial]:
     """What is tried on a table of so many rows: every model, with each of its views and candidates."""
     if rows < FEWEST_TO_CHOOSE:
         return [Trial(0, candidates[0], views[0][0])]
-    warm = tuple(candidate for candidate in candidates if candidate.prior_weight >= _WARM) or candidates
     return [
-        Trial(model, candidate, binned)
+        Trial(model, candidate, view)
         for model, of_model in enumerate(views)
-        for binned in of_model
-        for candidate in (candidates if rows >= FEW else warm)
+        for view in of_model
+        for candidate in _candidates_for(view, candidates, rows)
     ]
+
+
+def _candidates_for(view: View, candidates: tuple[Candidate, ...], rows: int) -> tuple[Candidate, ...]:
+    """Linear networks learn few rows by heart: one candidate is enough, and not the most cautious. Those that
+    see bins learn more than others."""
+    warm = tuple(candidate for candidate in candidates if candidate.prior_weight >= _WARM) or candidates
+    some = candidates if rows >= (_FEW_FOR_BINS if view.binned else FEW) else warm
+    return some[:2][-1:] if view.linear else some
 
 
 def combined(densities: Densities, weights: Float[np.ndarray, " rows"], parts: int) -> Choice:

@@ -45,8 +45,9 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         Into how many piecewise-linear bins a column of numbers is cut, for networks to see in its place; 0 is
         none. None lets held-out rows choose which networks see bins (8, or 16 from 1,000 rows
         on), and which the columns.
-    activation : str
-        Several may be joined with +: each gets its share of the hidden units.
+    activation : str, optional
+        Several may be joined with +: each gets its share of the hidden units. None is "relu+tanh", and with
+        several layers "relu+tanh+identity", by which these can pass on what they are given.
     class_weight : dict or "balanced", optional
         A factor for the weight of a row by its class, for classes that matter more than they are frequent;
         "balanced" makes all weigh the same. Probabilities are then those of a world in which classes have
@@ -102,9 +103,9 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     prior_weight_ : float
         As given, or of most networks.
     members_ : dict of arrays
-        How each network was trained: its `prior_weight`, its `share_of_steps`, and whether it sees bins,
-        `binned`. An ensemble of 20 has four parts of five, each trained by one of the candidates: those
-        under whose mixture held-out rows have the highest log score.
+        How each network was trained: its `prior_weight`, its `share_of_steps`, whether it sees bins,
+        `binned`, and whether it is `linear` in what it sees. An ensemble of 20 has four parts of five, each
+        trained by one of the candidates: those under whose mixture held-out rows have the highest log score.
     spread_ : float
         The temperature of the classes, by which held-out rows correct how sure the networks are: above 1 less
         sure, below 1 surer; 1 where nothing was chosen. `spread_power_` and `typical_deviation_` are 1.
@@ -113,8 +114,8 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     history_ : History
         Of the final training, at some fifty steps, as in `EnsembleRegressor`.
     validation_scores_ : dict of arrays
-        `model`, `prior_weight`, `share_of_steps`, `binned`, `log_density`, the mean held-out log probability,
-        and `share` of each candidate, as in `EnsembleRegressor`.
+        `model`, `prior_weight`, `share_of_steps`, `binned`, `linear`, `log_density`, the mean held-out log
+        probability, and `share` of each candidate, as in `EnsembleRegressor`.
     certificate_ : Verdict or None
         As in `EnsembleRegressor`.
     input_mean_, input_scale_ : array
@@ -134,7 +135,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         particles: int = 20,
         hidden: Sequence[int] | None = None,
         encoding: int | None = None,
-        activation: str = "relu+tanh",
+        activation: str | None = None,
         class_weight: dict | str | None = None,
         ordinal: bool | Sequence[Any] = False,
         prior_weight: float | None = None,

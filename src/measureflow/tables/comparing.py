@@ -39,7 +39,7 @@ def chosen_on_folds(
 ) -> list[Choice]:
     """For each table, by folds that are held out: the trials that share its ensemble, and its spread."""
     fewest = min(len(table.weights) for table in tables)
-    trials = trials_of([model.binned for model in models[0]], recipe.candidates(fewest), fewest)
+    trials = trials_of([model.tried for model in models[0]], recipe.candidates(fewest), fewest)
     if len(trials) == 1:
         return [Choice((trials[0],))] * len(tables)
     parts = parts_of(recipe.particles, multiple_of_devices(1, recipe.mesh))

@@ -2,6 +2,7 @@
 here."""
 
 import abc
+import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -39,6 +40,7 @@ from measureflow.tables.settings import check_settings, require_resumable, requi
 from measureflow.tables.table import Table, rows_of
 from measureflow.tables.targets import Head
 from measureflow.tables.training import Ensemble, Ensembles, Trainer
+from measureflow.tables.views import View
 
 Own = TypeVar("Own", bound="AbstractEnsemble")
 
@@ -60,7 +62,7 @@ class AbstractEnsemble(AbstractFitted):
         particles: int = 20,
         hidden: Sequence[int] | None = None,
         encoding: int | None = None,
-        activation: str = "relu+tanh",
+        activation: str | None = None,
         prior_weight: float | None = None,
         mmd: float = 0.5,
         steps: int | None = None,
@@ -238,7 +240,8 @@ class AbstractEnsemble(AbstractFitted):
             encoding, units = encodings.get(shape.encoding), self._units_for(shape.likelihood, y, weights)
             head = self._head(shape.likelihood, units)
             features = inputs.shape[1] if encoding is None else encoding.width
-            network = Network.mlp(features, shape.hidden, head.outputs, self.activation)
+            activation = shape.activation if self.activation is None else self.activation
+            network = Network.mlp(features, shape.hidden, head.outputs, activation, skip=shape.skip)
             network = network.with_constants(head.constants) if head.constants else network
             model = self._model(shape, network, head.likelihood, encoding, len(inputs))
             models.append(self._seen(model, units, y, weights))
@@ -276,9 +279,15 @@ class AbstractEnsemble(AbstractFitted):
             1.0 if self.steps or classes or simple else LONGEST,
         )
         loss = NegativeLogLikelihood(network, likelihood)
-        # Bins that were asked for are seen.
+        spreads = self._spreads(network, likelihood)
+        return Model(shape, loss, prior, *lengths, spreads, encoding, self._views(shape, encoding))
+
+    def _views(self, shape: Shape, encoding: PiecewiseLinear | None) -> tuple[View, ...]:
+        """What networks may make of a row. Bins that were asked for are seen; draws of a posterior are not
+        chosen among."""
         binned = (False,) if encoding is None else (True,) if self.encoding else (False, True)
-        return Model(shape, loss, prior, *lengths, self._spreads(network, likelihood), encoding, binned)
+        linear = (False, True) if shape.skip and not is_sampled(self.method) else (False,)
+        return tuple(View(*view) for view in itertools.product(binned, linear))
 
     def _recipe(self, rows: int) -> Recipe:
         return Recipe(

@@ -89,7 +89,7 @@ def _require_sound(estimator: Any) -> None:
         require(isinstance(getattr(estimator, name), bool | np.bool_), f"{name} is neither True nor False")
     hidden, seed = estimator.hidden, estimator.random_state
     require(isinstance(hidden, tuple | list | None) and len(hidden or ()) < 100, "hidden is not widths")
-    Network.mlp(1, hidden or (), 1, estimator.activation)
+    Network.mlp(1, hidden or (), 1, estimator.activation or "relu")
     require(seed is None or require_count("random_state", seed, 0, "") < 2**32, "random_state is too large")
     for name in ("prior_weight_", "spread_", "typical_deviation_"):
         positive_number(name, getattr(estimator, name), "")

@@ -9,14 +9,15 @@ import numpy as np
 from measureflow.tables.choosing import Choice, Trial
 from measureflow.tables.methods import Candidate
 from measureflow.tables.recipe import LONGEST
+from measureflow.tables.views import View
 
 #: The columns: one number for each network.
-COLUMNS = ("prior_weight", "share_of_steps", "binned")
+COLUMNS = ("prior_weight", "share_of_steps", "binned", "linear")
 
 
 def columns_of(trials: Iterable[Trial]) -> dict[str, np.ndarray]:
     """A row of these columns for each."""
-    rows = [(trial.candidate.prior_weight, trial.candidate.steps, trial.binned) for trial in trials]
+    rows = [(*trial.candidate, *trial.view) for trial in trials]
     table = np.array(rows, np.float64).reshape(-1, len(COLUMNS))
     return {name: np.ascontiguousarray(column) for name, column in zip(COLUMNS, table.T, strict=True)}
 
@@ -55,7 +56,7 @@ def parts_given(
     rows = list(zip(*(members[name].tolist() for name in COLUMNS), strict=True))
     number = next(n for n in range(1, len(rows) + 1) if len(rows) % n == 0 and _alike(rows, len(rows) // n))
     chosen = rows[:: len(rows) // number]
-    return tuple(Trial(0, Candidate(weight, steps), bool(binned)) for weight, steps, binned in chosen)
+    return tuple(Trial(0, Candidate(*row[:2]), View(*map(bool, row[2:]))) for row in chosen)
 
 
 def of_all_steps(members: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -76,9 +77,9 @@ def require_members(members: Any, particles: int, name: str = "members") -> None
     sound = isinstance(members, dict) and set(members) == set(COLUMNS)
     sound = sound and all(_are_numbers(column, particles) for column in members.values())
     if sound:
-        weights, steps, binned = (members[column] for column in COLUMNS)
+        weights, steps, *view = (members[column] for column in COLUMNS)
         sound = (
-            np.all(weights > 0) and np.all((steps > 0) & (steps <= LONGEST)) and np.isin(binned, (0, 1)).all()
+            np.all(weights > 0) and np.all((steps > 0) & (steps <= LONGEST)) and np.isin(view, (0, 1)).all()
         )
     if not sound:
         raise ValueError(

@@ -13,7 +13,7 @@ from measureflow.spaces.measures import Gaussian
 from measureflow.tables.choosing import FEW, FEWEST_TO_CHOOSE, MANY, NO_SPREADS
 from measureflow.tables.encoding import PiecewiseLinear
 from measureflow.tables.table import Table
-from measureflow.tables.views import Views
+from measureflow.tables.views import View, Views
 
 # Bins for a column of numbers, in tables of fewer rows and of more.
 _BINS, _MORE_ROWS, _MORE_BINS = 8, 1_000, 16
@@ -47,6 +47,16 @@ class Shape(NamedTuple):
     def simple(self) -> bool:
         """Whether it has one hidden layer at most, and no bins: the setting of the UCI benchmarks."""
         return self.encoding == 0 and len(self.hidden) <= 1
+
+    @property
+    def activation(self) -> str:
+        """Where none is asked for. Several layers pass a linear function on by units that do just that."""
+        return "relu+tanh" if self.simple else "relu+tanh+identity"
+
+    @property
+    def skip(self) -> bool:
+        """Whether some networks may be linear."""
+        return bool(self.hidden) and not self.simple
 
     @property
     def name(self) -> str:
@@ -106,8 +116,8 @@ class Model(NamedTuple):
         The factors and powers that the spread of its predictive law may have.
     encoding
         What makes more numbers of the columns, if anything does.
-    binned
-        Whether its networks see bins: what may be tried.
+    tried
+        What its networks may make of a row.
     units
         Those of the targets, as the estimator keeps them.
     targets
@@ -125,15 +135,15 @@ class Model(NamedTuple):
     longest: float = 1.0
     spreads: np.ndarray = NO_SPREADS
     encoding: PiecewiseLinear | None = None
-    binned: tuple[bool, ...] = (False,)
+    tried: tuple[View, ...] = (View(),)
     units: Any = None
     targets: Callable[[np.ndarray], np.ndarray] | None = None
     log_volume: Callable[[np.ndarray], np.ndarray] | None = None
 
     @property
     def views(self) -> Views | None:
-        """What networks see of columns and bins; None where there are no bins."""
-        return Views.of(self.encoding)
+        """What networks with any view see; None where all see all."""
+        return Views.of(self.loss.network, self.encoding)
 
     def view(self, table: Table) -> Table:
         """The table as this model sees it."""

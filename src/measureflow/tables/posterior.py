@@ -128,13 +128,12 @@ def drawn_for(
             "encoding=0, fewer rows, or method='DLE'."
         )
     weight = 1.0 if recipe.prior_weight is None else recipe.prior_weight
-    trial = Trial(0, Candidate(weight), model.binned[-1])
+    trial = Trial(0, Candidate(weight), model.tried[-1])
     seen = model.view(table)
     plan = Plan.of(model.loss, model.prior, model.views, recipe, rows)
-    numbers = jnp.asarray([weight / table.cases, 1.0, trial.binned], jnp.float32)
+    numbers = jnp.asarray([weight / table.cases, 1.0, *trial.view], jnp.float32)
     setting = plan.setting(numbers)
-    inputs, targets, weights = (part[0] for part in stacked([seen], len(seen.weights)))
-    inputs = inputs if plan.views is None else inputs * plan.views(numbers[2])[None]
+    data = tuple(part[0] for part in stacked([seen], len(seen.weights)))
     with warnings.catch_warnings():
         # The verdict has them all, and the estimator tells.
         for kind in (SamplingWarning, NotStationaryWarning):
@@ -144,14 +143,12 @@ def drawn_for(
             setting.prior,
             key,
             particles=max(CHAINS, recipe.particles),
-            data=(inputs, targets, weights),
+            data=data,
             mesh=recipe.mesh,
             progress=progress,
             checkpoint=checkpoint,
         )
-    particles = _some(drawn, recipe.particles)
-    if plan.views is not None:
-        particles = jax.vmap(plan.views.pruned, (0, None))(particles, numbers[2])
+    particles = plan.pruned(_some(drawn, recipe.particles), numbers)
     columns = {name: column for name, column in drawn.history.items() if name not in ("gradients", "phase")}
     history = History({"step": drawn.history["gradients"], **columns})
     ensemble = Ensemble(Choice((trial,)), particles, drawn.gradients, drawn.gradients, history)

@@ -85,8 +85,9 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         Into how many piecewise-linear bins a column of numbers is cut, for networks to see in its place; 0 is
         none. None lets held-out rows choose which networks see bins (8, or 16 from 1,000 rows
         on), and which the columns.
-    activation : str
-        Several may be joined with +: each gets its share of the hidden units.
+    activation : str, optional
+        Several may be joined with +: each gets its share of the hidden units. None is "relu+tanh", and with
+        several layers "relu+tanh+identity", by which these can pass on what they are given.
     prior_weight : float, optional
         In multiples of 1/n: 1 is the Bayes posterior, smaller is colder. None lets held-out rows choose one
         or several, by the predictive density of the ensemble, and `spread_` with them.
@@ -132,9 +133,9 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
     prior_weight_ : float
         As given, or of most networks.
     members_ : dict of arrays
-        How each network was trained: its `prior_weight`, its `share_of_steps`, and whether it sees bins,
-        `binned`. An ensemble of 20 has four parts of five, each trained by one of the candidates: those
-        under whose mixture held-out rows have the highest log score.
+        How each network was trained: its `prior_weight`, its `share_of_steps`, whether it sees bins,
+        `binned`, and whether it is `linear` in what it sees. An ensemble of 20 has four parts of five, each
+        trained by one of the candidates: those under whose mixture held-out rows have the highest log score.
     spread_ : float
         A factor that widens or narrows the predictive law about its mean; 1 where nothing was chosen.
     spread_power_, typical_deviation_ : float
@@ -157,9 +158,9 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         over particles), `mixture_loss` (that of their mixture), `gradient_norm`, and more; on all rows, or on
         2,000 that lie evenly.
     validation_scores_ : dict of arrays
-        `model`, `prior_weight`, `share_of_steps`, `binned`, `log_density` and `share`, with one entry for
-        each candidate: the mean log density of held-out rows, in units of standardised targets, at the spread
-        that suits it, and its share of the ensemble; empty where nothing was chosen.
+        `model`, `prior_weight`, `share_of_steps`, `binned`, `linear`, `log_density` and `share`, with one
+        entry for each candidate: the mean log density of held-out rows, in units of standardised targets, at
+        the spread that suits it, and its share of the ensemble; empty where nothing was chosen.
     certificate_ : Verdict or None
         With method="posterior": whether the sampler's draws are certified, and what speaks against them.
     input_mean_, input_scale_, target_mean_, target_scale_ : array
@@ -188,7 +189,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         particles: int = 20,
         hidden: Sequence[int] | None = None,
         encoding: int | None = None,
-        activation: str = "relu+tanh",
+        activation: str | None = None,
         prior_weight: float | None = None,
         mmd: float = 0.5,
         steps: int | None = None,

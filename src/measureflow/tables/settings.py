@@ -48,7 +48,7 @@ def require_unchanged(estimator: Any) -> None:
     if hasattr(estimator, "classes_"):
         changed |= not eqx.tree_equal(estimator._head(None, None).likelihood, estimator.likelihood_)
     inner, particles = perceptron(estimator.network_), len(jax.tree.leaves(estimator.particles_)[0])
-    changed |= inner is not None and inner.activation != estimator.activation
+    changed |= inner is not None and estimator.activation not in (None, inner.activation)
     if changed or particles != estimator.particles:
         raise ValueError(
             "warm_start goes on from the last fit, but hidden, encoding, activation, particles, likelihood "

@@ -27,6 +27,7 @@ from measureflow.tables.recipe import Recipe
 from measureflow.tables.stopping import Best
 from measureflow.tables.table import Table
 from measureflow.tables.trials import Plan, Trials
+from measureflow.tables.views import View
 
 # How many records history has, beside the first.
 RECORDS = 48
@@ -320,12 +321,12 @@ def _noted(choice: Choice) -> dict[str, Any]:
 
 
 def _flat(trial: Trial) -> list[Any]:
-    return [trial.model, *trial.candidate, trial.binned]
+    return [trial.model, *trial.candidate, *trial.view]
 
 
 def _choices_of(notes: dict[str, Any]) -> list[Choice]:
-    def trial(model: int, weight: float, steps: float, binned: bool) -> Trial:
-        return Trial(model, Candidate(weight, steps), binned)
+    def trial(model: int, weight: float, steps: float, *view: bool) -> Trial:
+        return Trial(model, Candidate(weight, steps), View(*view))
 
     def choice(noted: dict[str, Any]) -> Choice:
         scores, shares = ({trial(*row[:-2]): row[place] for row in noted["scores"]} for place in (-2, -1))

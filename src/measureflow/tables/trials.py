@@ -32,7 +32,7 @@ from measureflow.tables.methods import Method, Setting
 from measureflow.tables.recipe import Recipe
 from measureflow.tables.side_by_side import SideBySide, apart
 from measureflow.tables.table import Table, few_sizes, stacked
-from measureflow.tables.views import Views
+from measureflow.tables.views import View, Views
 
 #: Inputs, targets and weights.
 Rows: TypeAlias = tuple[Array, Array, Float[Array, " rows"]]
@@ -44,7 +44,7 @@ _MOST_LOOKED_AT = 2_000
 
 class Plan(eqx.Module):
     """How an ensemble is trained, as a function of its table and its trial's `numbers`: the weight λ/n of
-    the prior, the steps to take, and 1 where it sees bins, else 0."""
+    the prior, the steps to take, and the two numbers of its view."""
 
     loss: NegativeLogLikelihood
     prior: Gaussian
@@ -78,24 +78,26 @@ class Plan(eqx.Module):
             mesh=recipe.mesh,
         )
 
-    def setting(self, numbers: Float[Array, "3"]) -> Setting:
+    def setting(self, numbers: Float[Array, "4"]) -> Setting:
         """MMD² with weight w pulls a particle towards the prior about as KL with weight 2w/(eJ) does, so
         `mmd` counts in multiples of J times the prior's weight: the two stay in proportion for any number of
         rows and any network."""
-        weight, steps, binned = numbers
-        prior = self.prior if self.views is None else self.views.prior(self.prior, binned)
+        weight, steps, loss, prior = numbers[0], numbers[1], self.loss, self.prior
+        if self.views is not None:
+            view = View(*numbers[2:])
+            loss, prior = self.views.loss(loss, view), self.views.prior(prior, view)
         mmd = self.mmd * dimension(prior.mean) * weight
         numbers_of_flow = (self.step_size, self.momentum, steps)
-        return Setting(self.loss, prior, weight, mmd, *numbers_of_flow, self.particles)
+        return Setting(loss, prior, weight, mmd, *numbers_of_flow, self.particles)
 
-    def parts(self, numbers: Float[Array, "3"], begun: Any) -> tuple[Problem, AbstractFlow]:
+    def parts(self, numbers: Float[Array, "4"], begun: Any) -> tuple[Problem, AbstractFlow]:
         """The problem, and the flow for a beginning or for a state."""
         setting = self.setting(numbers)
         problem = self.method.problem(setting)
         flow = counted(self.method.flow(setting), problem, begun)
         return problem, flow if self.mesh is None else flow.on(self.mesh)
 
-    def start(self, initial: Particles | None, numbers: Float[Array, "3"], key: Key[Array, ""]) -> Any:
+    def start(self, initial: Particles | None, numbers: Float[Array, "4"], key: Key[Array, ""]) -> Any:
         """The state at step 0, from `initial` if it is given."""
         begun = self.method.start(self.setting(numbers), key) if initial is None else initial
         problem, flow = self.parts(numbers, begun)
@@ -114,7 +116,7 @@ class Plan(eqx.Module):
     def advance(
         self,
         state: Any,
-        numbers: Float[Array, "3"],
+        numbers: Float[Array, "4"],
         key: Key[Array, ""],
         data: Rows,
         cases: Int[Array, ""],
@@ -129,30 +131,31 @@ class Plan(eqx.Module):
         problem, flow = self.parts(numbers, state)
         size = self.batch_size
         batches = Whole(_of_mean_1(data)) if size is None else Shuffled(data, size, cases)
-        seen = None if self.views is None else self.views(numbers[2])
 
         # A function of its own: what XLA fuses, and so the last digit, does then not depend on whether the
         # number of steps is known when it compiles.
         @jax.jit
         def one_step(state: Any) -> Any:
-            inputs, targets, weights = batches.at(state.step, order_key)
-            inputs = inputs if seen is None else inputs * seen[None]
-            return flow.step(problem, state, (inputs, targets, weights), key)
+            return flow.step(problem, state, batches.at(state.step, order_key), key)
 
         state = repeat(one_step, state, steps)
         return self._placed(problem, flow, state), jnp.all(flow.finite(state))
 
-    def members(self, state: Any, numbers: Float[Array, "3"], key: Key[Array, ""]) -> Particles:
+    def members(self, state: Any, numbers: Float[Array, "4"], key: Key[Array, ""]) -> Particles:
         """The particles of a state, or as many draws from the measure it stands for, without weights for
         what they do not see."""
         measure = self.parts(numbers, state)[1].measure(state)
         drawn = measure.particles if isinstance(measure, Empirical) else measure.sample(key, self.particles)
-        if self.views is not None:
-            drawn = jax.vmap(self.views.pruned, (0, None))(drawn, numbers[2])
-        return place(self.mesh, drawn)
+        return place(self.mesh, self.pruned(drawn, numbers))
+
+    def pruned(self, particles: Particles, numbers: Float[Array, "4"]) -> Particles:
+        """Without weights for what they do not see."""
+        if self.views is None:
+            return particles
+        return jax.vmap(self.views.pruned, (0, None))(particles, View(*numbers[2:]))
 
     def observe(
-        self, states: Any, data: PyTree, numbers: Float[Array, "c 3"], keys: Key[Array, " c"]
+        self, states: Any, data: PyTree, numbers: Float[Array, "c 4"], keys: Key[Array, " c"]
     ) -> dict[str, Float[Array, ""]]:
         """Of all trials of a table, which are one ensemble, on all rows, or on some that lie evenly: `loss`,
         the mean negative log-likelihood over members, and `mixture_loss`, that of their mixture; and
@@ -171,7 +174,7 @@ class Plan(eqx.Module):
         }
 
     def _gradient_norm(
-        self, state: Any, members: Particles, rows: PyTree, numbers: Float[Array, "3"]
+        self, state: Any, members: Particles, rows: PyTree, numbers: Float[Array, "4"]
     ) -> Float[Array, ""]:
         problem, flow = self.parts(numbers, state)
         g = getattr(flow, "preconditioner", None)
@@ -220,7 +223,7 @@ def _of_mean_1(rows: Rows) -> Rows:
 
 @eqx.filter_jit
 def _observe(
-    plan: Plan, states: Any, data: PyTree, numbers: Float[Array, "t c 3"], keys: Key[Array, "t c"]
+    plan: Plan, states: Any, data: PyTree, numbers: Float[Array, "t c 4"], keys: Key[Array, "t c"]
 ) -> dict[str, Float[Array, " t"]]:
     return jax.vmap(plan.observe)(states, data, numbers, keys)
 
@@ -250,7 +253,7 @@ class Trials(AbstractRun):
     ):
         numbers = [
             [
-                (trial.candidate.prior_weight / table.cases, trial.candidate.steps * steps, trial.binned)
+                (trial.candidate.prior_weight / table.cases, trial.candidate.steps * steps, *trial.view)
                 for trial in row
             ]
             for table, row in zip(tables, trials, strict=True)
