@@ -14,7 +14,7 @@ with install_import_hook("measureflow", "beartype.beartype"):
     from measureflow.tables import side_by_side, training, trials
 
 _EFFORT = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-if "fusion_emitters" in os.environ["XLA_FLAGS"]:
+if "fusion_emitters" in os.environ.get("XLA_FLAGS", ""):
     _EFFORT["xla_cpu_use_fusion_emitters"] = False
 
 

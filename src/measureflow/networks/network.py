@@ -155,7 +155,7 @@ class Network(eqx.Module):
             require_count("outputs", outputs, 1, "it counts the numbers that the network returns."),
         )
         if not isinstance(skip, bool):
-            raise TypeError(f"skip must be True or False, got {skip!r}.")
+            raise TypeError(f"skip must be True or False, got {skip!r}; True adds a linear function of x.")
         return cls(PerceptronInit(sizes, skip), PerceptronApply(sizes, activation, skip))
 
     @classmethod
