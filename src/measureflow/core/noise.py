@@ -5,9 +5,10 @@ on which device they lie; and it is arithmetic on indices, where `jax.random.nor
 arrays of its own.
 
 Threefry makes two words at a time, and each is a coordinate: the first words are those of the first half of
-θ, the second words those of the other half. A CPU makes both halves at once, which is half of the arithmetic,
-and that is most of what noise costs there. An accelerator makes both words for every coordinate, inside of
-whatever uses them: its arithmetic costs less than a kernel of its own. The numbers are the same.
+θ, the second words those of the other half. For large θ a CPU makes both halves at once, which is half of the
+arithmetic, and that is most of what noise costs there. Elsewhere both words are made for every coordinate,
+inside of whatever uses them: on an accelerator that costs less than a kernel of its own. The numbers are the
+same.
 """
 
 import functools
@@ -29,6 +30,8 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _ROUNDS = 20
+# Noise of fewer coordinates costs less than a loop of its own.
+_FEWEST_IN_HALVES = 256
 
 
 def standard_normal(key: Key[Array, ""], n: int, like: Parameters) -> Particles:
@@ -102,8 +105,8 @@ def _barred(words: UInt32[Array, "... 2"]) -> UInt32[Array, "... 2"]:
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _singles(words: Words, n: int, shapes: Shapes) -> list[Float[Array, "n ..."]]:
     """For leaves of these shapes."""
-    here = {way: functools.partial(made, n=n, shapes=shapes) for way, made in _WAYS.items()}
-    return jax.lax.platform_dependent(words, **here)
+    in_halves = jax.default_backend() == "cpu" and sum(map(math.prod, shapes)) >= _FEWEST_IN_HALVES
+    return (_half_by_half if in_halves else _leaf_by_leaf)(words, n, shapes)
 
 
 def _half_by_half(words: Words, n: int, shapes: Shapes) -> list[Float[Array, "n ..."]]:
@@ -127,9 +130,6 @@ def _leaf_by_leaf(words: Words, n: int, shapes: Shapes) -> list[Float[Array, "n 
         high, low = threefry(words, particle, jnp.where(is_first, coordinate, coordinate - np.uint32(half)))
         found.append(_normal(_from_32_bits(jnp.where(is_first, high, low))))
     return found
-
-
-_WAYS = {"cpu": _half_by_half, "default": _leaf_by_leaf}
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
