@@ -46,13 +46,13 @@ class Views(eqx.Module):
         seen = [np.ones(inner.sizes[0]) if encoding is None else encoding.seen(b) for b in (False, True)]
         return cls(jnp.asarray(np.stack(seen), jnp.float32), inner.skip)
 
-    def __call__(self, view: View) -> list[Float[Array, " features"] | Float[Array, ""]]:
+    def __call__(self, view: View) -> list[Float[Array, " seen"]]:
         """1 for what is seen, else 0: by the first layer, and with a skip by that, and by the last layer."""
         seen = jnp.where(jnp.asarray(view.binned) > 0, self.seen[1], self.seen[0])
         if not self.skip:
             return [seen]
         linear = jnp.asarray(view.linear, seen.dtype)
-        return [(1 - linear) * seen, linear * seen, 1 - linear]
+        return [(1 - linear) * seen, linear * seen, (1 - linear)[None]]
 
     def prior(self, prior: Gaussian, view: View) -> Gaussian:
         """With the fan-in of what is seen."""
@@ -68,7 +68,7 @@ class Views(eqx.Module):
     def pruned(self, theta: Parameters, view: View) -> Parameters:
         """The same network without weights for what it does not see: it then may be shown everything."""
         pairs = zip(self._weights(theta), self(view), strict=True)
-        return eqx.tree_at(self._weights, theta, [weight * seen[..., None] for weight, seen in pairs])
+        return eqx.tree_at(self._weights, theta, [weight * seen[:, None] for weight, seen in pairs])
 
     def loss(self, loss: NegativeLogLikelihood, view: View) -> NegativeLogLikelihood:
         """That of networks with a view."""
