@@ -241,7 +241,8 @@ class AbstractEnsemble(AbstractFitted):
             head = self._head(shape.likelihood, units)
             features = inputs.shape[1] if encoding is None else encoding.width
             activation = shape.activation if self.activation is None else self.activation
-            network = Network.mlp(features, shape.hidden, head.outputs, activation, skip=shape.skip)
+            skip = shape.skip and not is_sampled(self.method)
+            network = Network.mlp(features, shape.hidden, head.outputs, activation, skip=skip)
             network = network.with_constants(head.constants) if head.constants else network
             model = self._model(shape, network, head.likelihood, encoding, len(inputs))
             models.append(self._seen(model, units, y, weights))
