@@ -1,4 +1,4 @@
-"""Standard normal particles: JAX's generator to the bit, the normal law, and nothing but (key, i, c) and J."""
+"""Standard normal particles: JAX's generator to the bit, the normal law, nothing but (key, i, c) and J."""
 
 import jax
 import jax.numpy as jnp
