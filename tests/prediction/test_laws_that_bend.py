@@ -113,6 +113,28 @@ def test_scales_are_bounded(law):
         assert_close(normal.scale, np.full_like(normal.scale, 0.1 + np.tanh(np.log1p(np.exp(output)))), 1e-5)
 
 
+@pytest.mark.parametrize("law", [Heteroscedastic, NormalMixture])
+def test_locations_are_bounded(law):
+    likelihood, free = law(bounds=(-2.0, 4.0)), law()
+    for output in (-1e30, -50.0, -0.5, 0.2, 1.0, 2.5, 50.0, 1e30):
+        outputs = jnp.full((1, likelihood.width), output)
+        x = np.float64((output - 1) / 3)
+        wanted = 1 + 3 * np.sign(x) / (1 + np.abs(x) ** -4.0) ** 0.25 if x else 1.0
+        assert_close(locations(likelihood(outputs)), np.full_like(locations(free(outputs)), wanted), 1e-5)
+        slope = jax.grad(lambda o, k=likelihood: jnp.sum(locations(k(o))))(outputs)
+        assert np.all(np.isfinite(slope))
+
+
+def locations(law):
+    return (law.component_distribution if isinstance(law, MixtureSameFamily) else law).loc
+
+
+@pytest.mark.parametrize("wrong", [(1.0, 1.0), (2.0, 1.0), (1.0,)])
+def test_wrong_bounds_raise(wrong, as_a_user_runs_it):
+    with pytest.raises(ValueError, match="bounds must be two numbers, low < high, got"):
+        Heteroscedastic(bounds=wrong)
+
+
 # Laws of log y
 
 

@@ -8,7 +8,7 @@ from helpers import assert_close
 import measureflow as mf
 from measureflow.tables.encoding import PiecewiseLinear
 from measureflow.tables.models import Shape, default_shapes, given
-from measureflow.tables.targets import TargetUnits, likelihoods_for, smallest_scale
+from measureflow.tables.targets import TargetUnits, head_for, likelihoods_for, smallest_scale
 
 RNG = np.random.default_rng(0)
 
@@ -90,6 +90,18 @@ def test_units_of_logarithms_have_their_volume():
     step = 1e-3 * y
     slope = (units.standardised(y + step).astype(float) - units.standardised(y - step)) / (2 * step)
     assert_close(units.log_volume(y), np.log(slope), 1e-2)
+
+
+@pytest.mark.parametrize("likelihood", ["log_normal", "yeo_johnson_normal"])
+def test_locations_of_bent_targets_are_near_them(likelihood):
+    y = np.exp(RNG.normal(3, 0.5, size=200))
+    units = TargetUnits.of(likelihood, y, np.ones(200))
+    z = units.standardised(y)
+    for end, beyond in zip(units.bounds, (z.min() - units.bounds[0], units.bounds[1] - z.max()), strict=True):
+        assert 0.25 <= beyond < 0.5
+        assert end % 0.25 == 0
+    assert head_for(likelihood, 1, 0.0, bounds=units.bounds).likelihood.bounds.tolist() == list(units.bounds)
+    assert TargetUnits.of("mixture", y, np.ones(200)).bounds is None
 
 
 def test_laws_are_noticed():

@@ -3,6 +3,7 @@
 import pickle
 import warnings
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -499,12 +500,26 @@ def test_counts(likelihood):
 
 def test_a_mean_that_is_infinite_is_told():
     estimator = shell(likelihood="log_normal").fit(X, np.exp(Y))
-    far = X[:3] * [[1.0], [1e4], [1.0]]
-    with pytest.warns(UserWarning, match="the mean of 1 row is infinite, of row 1 first.*predict_interval"):
-        assert np.isfinite(estimator.predict(far)).tolist() == [True, False, True]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         estimator.predict(X)
+    # Of a law so wide, the exponential of the squared width is no number.
+    estimator.spread_ = 1e3
+    with pytest.warns(UserWarning, match="the mean of 3 rows is infinite, of row 0 first.*predict_interval"):
+        assert np.isinf(estimator.predict(X[:3])).all()
+
+
+@pytest.mark.parametrize("likelihood", ["log_normal", "log_mixture"])
+def test_far_away_a_law_of_log_y_stays_near_the_targets(likelihood):
+    """A Normal of little weight far above all targets would make the mean: no row's was then believable."""
+    y = np.exp(2 * Y)
+    estimator = shell(likelihood=likelihood).fit(X, y)
+    far = 100 * X
+    # At most half a deviation of log y above the largest.
+    assert np.all(np.log(estimator.predict_dist(far).median / y.max()) < 0.5 * estimator.target_scale_)
+    # Mutant: without the bounds of its locations.
+    estimator.likelihood_ = eqx.tree_at(lambda law: law.bounds, estimator.likelihood_, None)
+    assert np.any(estimator.predict_dist(far).median > 100 * y.max())
 
 
 def test_labels_of_any_kind():

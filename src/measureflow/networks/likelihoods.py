@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from numpyro.distributions import Distribution, MixtureSameFamily
 from numpyro.distributions.discrete import CategoricalLogits
 
+from measureflow.core.pytrees import is_concrete
 from measureflow.core.validation import positive_number, require_count
 from measureflow.networks.likelihood import LARGEST_MEAN as LARGEST_MEAN
 from measureflow.networks.likelihood import MARGIN, AbstractLikelihood, bounded_exp
@@ -39,6 +40,15 @@ def _largest_scale(value: Any) -> Float[Array, ""] | None:
     return None if value is None else positive_number("largest_scale", value, "None is no bound.")
 
 
+def _bounds(value: Any) -> Float[Array, "2"] | None:
+    if value is None:
+        return None
+    bounds = jnp.asarray(value, jnp.result_type(float))
+    if bounds.shape != (2,) or (is_concrete(bounds) and not bool(bounds[0] < bounds[1])):
+        raise ValueError(f"bounds must be two numbers, low < high, got {value!r}; None is no bound.")
+    return bounds
+
+
 @saved
 class Heteroscedastic(AbstractLikelihood):
     """Normal(o₁, softplus(o₂) + ε): the noise depends on the input.
@@ -54,17 +64,23 @@ class Heteroscedastic(AbstractLikelihood):
     largest_scale
         With a bound L, scales are L tanh(softplus(o)/L) + ε: for laws of log y, whose mean and variance grow
         as the exponential of a squared scale.
+    bounds
+        With numbers (l, h), locations are c + r x/(1 + x⁴)^¼ for the middle c and the half r of what is
+        between them, and x = (o − c)/r: they stay there, and hardly change where they are far from the ends.
+        For laws of log y, where a Normal of little weight far above all targets would make the mean.
     """
 
     smallest_scale: Float[Array, ""] = eqx.field(default=1e-4, kw_only=True, converter=_smallest_scale)
     largest_scale: Float[Array, ""] | None = eqx.field(default=None, kw_only=True, converter=_largest_scale)
+    bounds: Float[Array, "2"] | None = eqx.field(default=None, kw_only=True, converter=_bounds)
 
     @property
     def outputs_per_target(self) -> int:
         return 2
 
     def law(self, outputs: Float[Array, "*batch k"]) -> Distribution:
-        return dist.Normal(outputs[..., 0], _scale(outputs[..., 1], self.smallest_scale, self.largest_scale))
+        scale = _scale(outputs[..., 1], self.smallest_scale, self.largest_scale)
+        return dist.Normal(_location(outputs[..., 0], self.bounds), scale)
 
 
 @saved
@@ -146,11 +162,16 @@ class NormalMixture(AbstractLikelihood):
     largest_scale
         With a bound L, scales are L tanh(softplus(o)/L) + ε: for laws of log y, whose mean and variance grow
         as the exponential of a squared scale.
+    bounds
+        With numbers (l, h), locations are c + r x/(1 + x⁴)^¼ for the middle c and the half r of what is
+        between them, and x = (o − c)/r: they stay there, and hardly change where they are far from the ends.
+        For laws of log y, where a Normal of little weight far above all targets would make the mean.
     """
 
     components: int = eqx.field(static=True, default=5, kw_only=True, converter=_number_of_components)
     smallest_scale: Float[Array, ""] = eqx.field(default=1e-4, kw_only=True, converter=_smallest_scale)
     largest_scale: Float[Array, ""] | None = eqx.field(default=None, kw_only=True, converter=_largest_scale)
+    bounds: Float[Array, "2"] | None = eqx.field(default=None, kw_only=True, converter=_bounds)
 
     @property
     def outputs_per_target(self) -> int:
@@ -160,7 +181,9 @@ class NormalMixture(AbstractLikelihood):
         logits, means, scales = jnp.split(outputs, 3, axis=-1)
         return MixtureSameFamily(
             CategoricalLogits(logits),
-            dist.Normal(means, _scale(scales, self.smallest_scale, self.largest_scale)),
+            dist.Normal(
+                _location(means, self.bounds), _scale(scales, self.smallest_scale, self.largest_scale)
+            ),
         )
 
 
@@ -219,6 +242,20 @@ class Beta(AbstractLikelihood):
         concentration = _concentration(outputs[..., 1], self.smallest_ratio)
         high, low = (sigmoid(sign * outputs[..., 0]) * concentration + MARGIN for sign in (1.0, -1.0))
         return dist.Beta(high, low)
+
+
+def _location(output: Float[Array, "*batch"], bounds: Float[Array, "2"] | None) -> Float[Array, "*batch"]:
+    if bounds is None:
+        return output
+    low, high = bounds.astype(output.dtype)
+    middle, half = (low + high) / 2, (high - low) / 2
+    x = (output - middle) / half
+    # By 1/x⁴ where that is the smaller one: a fourth power is soon infinite.
+    far = jnp.abs(x) > 1
+    near_power = jnp.square(jnp.square(jnp.where(far, 1.0, x)))
+    far_power = jnp.square(jnp.square(1 / jnp.where(far, x, 1.0)))
+    clipped = jnp.where(far, jnp.sign(x) * (1 + far_power) ** -0.25, x * (1 + near_power) ** -0.25)
+    return middle + half * clipped
 
 
 def _scale(

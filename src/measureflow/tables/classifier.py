@@ -47,7 +47,7 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
         on), and which the columns.
     activation : str, optional
         Several may be joined with +: each gets its share of the hidden units. None is "relu+tanh", and with
-        several layers "relu+tanh+identity", by which these can pass on what they are given.
+        several layers "silu+tanh+identity": smooth functions, which can pass on what they are given.
     class_weight : dict or "balanced", optional
         A factor for the weight of a row by its class, for classes that matter more than they are frequent;
         "balanced" makes all weigh the same. Probabilities are then those of a world in which classes have

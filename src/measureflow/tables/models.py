@@ -50,8 +50,9 @@ class Shape(NamedTuple):
 
     @property
     def activation(self) -> str:
-        """Where none is asked for. Several layers pass a linear function on by units that do just that."""
-        return "relu+tanh" if self.simple else "relu+tanh+identity"
+        """Where none is asked for. Several layers are smooth, and pass a linear function on by units that do
+        just that."""
+        return "relu+tanh" if self.simple else "silu+tanh+identity"
 
     @property
     def skip(self) -> bool:

@@ -87,7 +87,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         on), and which the columns.
     activation : str, optional
         Several may be joined with +: each gets its share of the hidden units. None is "relu+tanh", and with
-        several layers "relu+tanh+identity", by which these can pass on what they are given.
+        several layers "silu+tanh+identity": smooth functions, which can pass on what they are given.
     prior_weight : float, optional
         In multiples of 1/n: 1 is the Bayes posterior, smaller is colder. None lets held-out rows choose one
         or several, by the predictive density of the ensemble, and `spread_` with them.
@@ -362,7 +362,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         return TargetUnits(*units, self.target_log_, self.target_transform_)
 
     def _head(self, likelihood: Any, units: TargetUnits) -> Head:
-        return head_for(likelihood, self._targets(), units.mean, units.floor)
+        return head_for(likelihood, self._targets(), units.mean, units.floor, units.bounds)
 
     def _units(self) -> tuple[Any, Any]:
         if not self._has_units():

@@ -30,6 +30,8 @@ _REPEATED = 0.1
 _FEWEST_SMALL, _SMALL_COUNT = 0.05, 10
 # In standard deviations of log y: a law that knows x is no wider than that of all targets.
 _LARGEST_LOG_SCALE = 1.0
+# Of the bounds of locations, in the same units: what they are rounded to, and what is beyond all targets.
+_STEP = 0.25
 # In nats a row: by so much must a law of log y be ahead to be tried.
 _CLEARLY = 0.1
 
@@ -96,13 +98,14 @@ _KNOWN = {
 class TargetUnits(NamedTuple):
     """How a network sees targets: z = (y − mean)/scale, of log y if `log`, of a `transform` of y if there is
     one; as they are where it has a law of other numbers. `floor` is the smallest scale of its law, in units
-    of z."""
+    of z. Where z bends, `bounds` are those of the locations of its law."""
 
     mean: np.ndarray
     scale: np.ndarray
     floor: float
     log: bool = False
     transform: YeoJohnson | None = None
+    bounds: tuple[float, float] | None = None
 
     @classmethod
     def of(
@@ -117,15 +120,24 @@ class TargetUnits(NamedTuple):
             _require_positive(likelihood, y)
             mean, scale = moments("log y", np.log(y), weights)
             # A step of y is one of log y that is as much smaller as y is large: here, at the median.
-            return cls(mean, scale, smallest_scale(exact, np.median(y) * scale), log)
+            floor = smallest_scale(exact, np.median(y) * scale)
+            return cls(mean, scale, floor, log)._bounded(y)
         mean, scale = moments("y", y, weights)
         if is_of_powers(likelihood):
             _require_one_target(likelihood, y)
             transform = YeoJohnson.learn(y, weights, mean, scale)
             mean, scale = moments("transformed y", transform(y), weights)
             step = scale * np.exp(-transform.log_slope(np.median(y)))
-            return cls(mean, scale, smallest_scale(exact, step), transform=transform)
+            return cls(mean, scale, smallest_scale(exact, step), transform=transform)._bounded(y)
         return cls(mean, scale, smallest_scale(exact, scale))
+
+    def _bounded(self, y: np.ndarray) -> "TargetUnits":
+        """With bounds that hold all targets, rounded outwards: so the splits of a table share a program."""
+        z = self.standardised(y)
+        low, high = (
+            round_(end / _STEP) * _STEP for round_, end in ((math.floor, z.min()), (math.ceil, z.max()))
+        )
+        return self._replace(bounds=(low - _STEP, high + _STEP))
 
     @property
     def bends(self) -> bool:
@@ -184,9 +196,15 @@ def _resolution(column: np.ndarray) -> float:
     return float(np.min(gaps[gaps > digits], initial=np.ptp(values)))
 
 
-def head_for(given: Any, targets: int, mean: Any, floor: float = _SMALLEST_SCALE) -> Head:
+def head_for(
+    given: Any,
+    targets: int,
+    mean: Any,
+    floor: float = _SMALLEST_SCALE,
+    bounds: tuple[float, float] | None = None,
+) -> Head:
     """The likelihood that `likelihood=` stands for, for so many targets of these means, with this smallest
-    scale where it has one."""
+    scale where it has one, and with these bounds where targets are bent."""
     if isinstance(given, tuple) and len(given) == 2:
         require_likelihood(given[0])
         return Head(given[0], require_count("outputs of likelihood", given[1], 1, "it counts what is read."))
@@ -196,7 +214,7 @@ def head_for(given: Any, targets: int, mean: Any, floor: float = _SMALLEST_SCALE
         law = LIKELIHOODS[(OF_LOGARITHMS | OF_POWERS).get(given, given)]
         options: dict[str, Any] = {"targets": targets}
         if is_of_logarithms(given) or is_of_powers(given):
-            options["largest_scale"] = _LARGEST_LOG_SCALE
+            options |= {"largest_scale": _LARGEST_LOG_SCALE, "bounds": bounds}
         if any(field.name == "smallest_scale" for field in dataclasses.fields(law)):
             options["smallest_scale"] = floor
         return _head(law(**options), targets, mean)
