@@ -316,6 +316,18 @@ RUNS = {
     "preconditioner 3": (lambda: mf.WassersteinFlow(0.1, 3.0), TypeError, ["preconditioner", "3.0"]),
     "adapt_steps": (lambda: mf.RMSPreconditioner(0), ValueError, ["adapt_steps", "got 0"]),
     "decay": (lambda: mf.RMSPreconditioner(10, decay=1.0), ValueError, ["decay", "0.99"]),
+    "largest drift 0": (lambda: mf.RMSPreconditioner(10, largest=0.0), ValueError, ["largest", "None"]),
+    "largest drift in words": (lambda: mf.RMSPreconditioner(10, largest="2"), TypeError, ["largest", "'2'"]),
+    "largest drift of velocities": (
+        lambda: mf.KineticFlow(0.1, 1.0, mass=mf.RMSPreconditioner(10, largest=2.0)),
+        ValueError,
+        ["mass", "largest", "WassersteinFlow"],
+    ),
+    "largest drift of proposals": (
+        lambda: mf.WassersteinFlow(0.1, mf.RMSPreconditioner(10, largest=2.0), metropolis=True),
+        ValueError,
+        ["metropolis=True", "largest"],
+    ),
     "optimiser and preconditioner": (
         lambda: mf.WassersteinFlow(optimiser=optax.sgd(0.1), preconditioner=mf.FixedPreconditioner(1.0)),
         ValueError,

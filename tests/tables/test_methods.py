@@ -14,7 +14,7 @@ from sklearn.base import clone
 
 import measureflow as mf
 from measureflow.tables.classifier import EnsembleClassifier
-from measureflow.tables.methods import METHODS
+from measureflow.tables.methods import METHODS, Setting
 from measureflow.tables.regressor import EnsembleRegressor
 from measureflow.tables.targets import LIKELIHOODS
 
@@ -61,6 +61,22 @@ def test_names_are_objects():
     assert list(METHODS) == ["DRLE", "DRE", "DLE", "DE", "FD-GVI", "PrO", "posterior"]
     by_name, by_object = regressor("DE").fit(X, Y), regressor(METHODS["DE"]).fit(X, Y)
     assert same(by_name, by_object)
+
+
+def test_no_particle_is_thrown_away_by_one_batch():
+    """After usual drifts, one of 10¹⁰: no coordinate moves by more than the step size."""
+    one = jnp.ones(())
+    prior = mf.Gaussian(jnp.zeros(5), 1.0)
+    setting = Setting(None, prior, one, one, 0.01 * one, 0.9 * one, 1_000 * one, 3)
+    flow = METHODS["DE"].flow(setting)
+    problem = mf.deep_ensemble(lambda theta, batch: batch * jnp.sum(theta))
+    state = flow.init(problem, jnp.zeros((3, 5)))
+    for slope in [1.0, -1.0] * 10 + [1e10]:
+        before = state.particles
+        state = flow.step(problem, state, jnp.asarray(slope), jax.random.key(0))
+    assert 0 < float(jnp.max(jnp.abs(state.particles - before))) < 0.01
+    # What all share still knows the usual drifts.
+    assert float(jnp.max(flow.preconditioner.scaling(state.memory, state.step).diagonal)) > 0.5
 
 
 def test_a_method_of_ones_own_is_fitted():

@@ -107,6 +107,11 @@ class KineticFlow(AbstractFlow):
                 f'scheme="UBU" moves before it sees a force, so its mass must stand still, got {self.mass}; '
                 'pass mf.FixedPreconditioner(scale), or scheme="BAOAB".'
             )
+        if self.mass is not None and self.mass.limits:
+            raise ValueError(
+                f"mass has a largest drift, got {self.mass}: it does not limit a velocity; "
+                "leave largest= out, or use WassersteinFlow with momentum=."
+            )
         if self.metropolis and self.scheme != "OBABO":
             raise ValueError(
                 f'metropolis=True needs scheme="OBABO", whose step BAB leads back to where it came from, got '

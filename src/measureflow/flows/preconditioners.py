@@ -12,7 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from measureflow.core.pytrees import Parameters, Particles, is_concrete, shown_shapes, strong_tree
+from measureflow.core.pytrees import (
+    Parameters,
+    Particles,
+    dimension,
+    is_concrete,
+    shown_shapes,
+    strong_tree,
+    total,
+)
 from measureflow.core.showing import one_line
 from measureflow.core.validation import positive_number, require_count, require_positive
 from measureflow.flows.scalings import AbstractScaling, Diagonal
@@ -30,6 +38,15 @@ class AbstractPreconditioner(eqx.Module):
     @abc.abstractmethod
     def init(self, particles: Particles) -> PyTree:
         """Its memory before the first step."""
+
+    @property
+    def limits(self) -> bool:
+        """Whether `limited` changes any drift."""
+        return False
+
+    def limited(self, memory: PyTree, gradient: Particles, step: Int[Array, ""]) -> Particles:
+        """The drift of this step as far as it is believed, before the update: all of it, by default."""
+        return gradient
 
     @abc.abstractmethod
     def update(
@@ -122,6 +139,11 @@ def _epsilon(value: Any) -> Float[Array, ""]:
     return positive_number("RMSPreconditioner epsilon", value, "it bounds g by 1/ε.")
 
 
+def _largest(value: Any) -> Float[Array, ""] | None:
+    remedy = "2 is a start; None believes every drift."
+    return None if value is None else positive_number("RMSPreconditioner largest", value, remedy)
+
+
 class RMSPreconditioner(AbstractDiagonalPreconditioner):
     """g = s/(√v + ε), v the running mean of squared drifts over particles and steps.
 
@@ -139,12 +161,18 @@ class RMSPreconditioner(AbstractDiagonalPreconditioner):
     scale
         s: a number, or a pytree like θ whose leaves may be scalars, where some coordinates should move
         less than others.
+    largest
+        With a number c, the drift of a particle whose root mean square in units of √v, for v of the steps
+        before, is above c is scaled down to that: a batch that nothing led to expect then neither throws a
+        particle far away nor, through v, stops all others. It is for training: with noise, q* is the law
+        only where no drift is scaled down. None believes every drift.
     """
 
     adapt_steps: Int[Array, ""] = eqx.field(converter=_adapt_steps)
     decay: Float[Array, ""] = eqx.field(converter=_decay, default=0.99)
     epsilon: Float[Array, ""] = eqx.field(converter=_epsilon, default=1e-6)
     scale: Parameters = eqx.field(converter=strong_tree, default=1.0)
+    largest: Float[Array, ""] | None = eqx.field(converter=_largest, default=None)
     adaptive: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
@@ -155,6 +183,35 @@ class RMSPreconditioner(AbstractDiagonalPreconditioner):
         memory = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), particles)
         _fitted("RMSPreconditioner scale", self.scale, memory)
         return memory
+
+    @property
+    def limits(self) -> bool:
+        return self.largest is not None
+
+    def limited(self, memory: Parameters, gradient: Particles, step: Int[Array, ""]) -> Particles:
+        if self.largest is None:
+            return gradient
+        mean_squares = self._mean_squares(memory, jnp.minimum(step, self.adapt_steps))
+        floor, largest = jnp.square(self.epsilon), self.largest
+
+        def of_particle(drift: Parameters) -> Parameters:
+            # Where a coordinate has not moved yet, nothing is known of it.
+            relative = jax.tree.map(
+                lambda d, v: jnp.where(v > 0, jnp.square(d) / (v + floor.astype(v.dtype)), 0.0),
+                drift,
+                mean_squares,
+            )
+            size = jnp.sqrt(total(relative) / dimension(memory))
+            factor = jnp.where(size > largest, largest / size, 1.0)
+            return jax.tree.map(lambda d: d * factor.astype(d.dtype), drift)
+
+        return jax.vmap(of_particle)(gradient)
+
+    def _mean_squares(self, memory: Parameters, updates: Int[Array, ""]) -> Parameters:
+        """v, which does not remember that it started at zero."""
+        started_at_zero = 1 - self.decay ** updates.astype(self.decay.dtype)
+        safe = jnp.where(updates > 0, started_at_zero, 1.0)
+        return jax.tree.map(lambda v: v / safe.astype(v.dtype), memory)
 
     def update(
         self, memory: Parameters, particles: Particles, gradient: Particles, step: Int[Array, ""]
@@ -169,10 +226,8 @@ class RMSPreconditioner(AbstractDiagonalPreconditioner):
         return jax.tree.map(on_leaf, memory, gradient)
 
     def diagonal(self, memory: Parameters, step: Int[Array, ""]) -> Parameters:
-        updates = jnp.minimum(step + 1, self.adapt_steps).astype(self.decay.dtype)
-        started_at_zero = 1 - self.decay**updates
         return jax.tree.map(
-            lambda v, s: s / (jnp.sqrt(v / started_at_zero.astype(v.dtype)) + self.epsilon.astype(v.dtype)),
-            memory,
+            lambda v, s: s / (jnp.sqrt(v) + self.epsilon.astype(v.dtype)),
+            self._mean_squares(memory, jnp.minimum(step + 1, self.adapt_steps)),
             _fitted("RMSPreconditioner scale", self.scale, memory),
         )

@@ -147,6 +147,7 @@ class SteinFlow(AbstractFlow):
         energy, memory, scaling = problem.free_energy(batch), state.memory, Identity()
         forces = drift(energy, state.particles, self.interactions, step_key)
         if self.preconditioner is not None:
+            forces = self.preconditioner.limited(memory, forces, state.step)
             memory = self.preconditioner.update(memory, state.particles, forces, state.step)
             scaling = self.preconditioner.scaling(memory, state.step)
         return self.descended(state.particles, forces, energy.temperature, scaling, step_key), memory

@@ -177,6 +177,7 @@ class WassersteinFlow(AbstractFlow):
             ("momentum", self.momentum is not None),
             ("optimiser", self.optimiser is not None),
             ("LeimkuhlerMatthews()", averaged),
+            ("a preconditioner with largest", self.preconditioner is not None and self.preconditioner.limits),
         ):
             if unwanted:
                 raise ValueError(
@@ -228,6 +229,8 @@ class WassersteinFlow(AbstractFlow):
             move = eqx.Partial(optimiser_step, self.optimiser)
             particles, memory = jax.vmap(move)(gradient, state.memory, theta)
             return ParticleState(carrying(particles, statistics, state.particles), state.step + 1, memory)
+        if self.preconditioner is not None:
+            gradient = self.preconditioner.limited(state.memory, gradient, state.step)
         memory, scaling = self._scaling_after(state, gradient)
         noise = problem.free_energy(batch).temperature if isinstance(self.entropy, Noise) else None
         if self.metropolis:

@@ -47,6 +47,9 @@ WITH_ENTROPY = (Candidate(1.0), Candidate(0.3), Candidate(0.03))
 WITHOUT_ENTROPY = (Candidate(1.0, 0.25), Candidate(0.03, 0.25), Candidate(1.0), Candidate(0.03))
 # Members that are scored together specialise, and learn rows by heart: caution is a heavier prior.
 SCORED_TOGETHER = (Candidate(10.0), Candidate(3.0), Candidate(1.0))
+# Of one particle, in multiples of what all had lately. On large tables single networks met batches with
+# drifts of 10¹⁰, which threw them away and, by the preconditioner that they share, stopped all others.
+_LARGEST_DRIFT = 2.0
 
 
 class Setting(NamedTuple):
@@ -108,7 +111,7 @@ def annealed(setting: Setting) -> WassersteinFlow:
     # min(1, 100/fan-in) for every weight: where every weight moves by η, the output of a unit with many
     # inputs moves by η times their number. The prior's variance, 2/fan-in, knows the fan-in.
     scales = jax.tree.map(lambda deviation: jnp.minimum(1.0, 50 * deviation**2), setting.prior.deviations())
-    preconditioner = RMSPreconditioner(np.iinfo(np.int32).max, scale=scales)
+    preconditioner = RMSPreconditioner(np.iinfo(np.int32).max, scale=scales, largest=_LARGEST_DRIFT)
     schedule = CosineDecay(setting.step_size, setting.steps)
     return WassersteinFlow(schedule, preconditioner, momentum=setting.momentum)
 
