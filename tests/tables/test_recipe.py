@@ -323,6 +323,8 @@ def test_no_spread_is_among_the_spreads():
     assert steps_for(1_000, 100, classes=False) == 20_000
     assert steps_for(100_000, 100, classes=False) == 60_000
     assert steps_for(100_000, 40_000, classes=False) == 30_000
+    assert steps_for(19_999, 100, classes=False, simple=False) == 24_000
+    assert steps_for(20_000, 100, classes=False, simple=False) == 12_000
     assert steps_for(40, 100, classes=True) == 1_600
     assert steps_for(400, 100, classes=True) == 2_000
     assert steps_for(1_400, 100, classes=True) == 2_800
@@ -332,6 +334,9 @@ def test_no_spread_is_among_the_spreads():
 
 def test_batch_sizes():
     assert [batch_size_for(rows) for rows in (1, 1_999, 2_000, 10**6)] == [50, 50, 100, 100]
+    sizes = [batch_size_for(rows, simple=False) for rows in (1_999, 19_999, 20_000, 10**6)]
+    assert sizes == [50, 100, 500, 500]
+    assert batch_size_for(20_000, classes=True, simple=False) == 100
 
 
 def test_candidates_go_by_method_and_rows():
@@ -430,9 +435,9 @@ def test_held_out_rows_count_for_what_they_stand_for():
 
 def test_little_noise_is_trained_on_for_longer():
     warm, cold = Trial(0, Candidate(1.0)), Trial(0, Candidate(0.03, 0.25))
-    noisy = Choice((warm, cold), scores={warm: 0.2, cold: -1.0})
+    noisy = Choice((warm, cold), scores={warm: 0.9, cold: -1.0})
     assert noisy.longer(2.0) == noisy
-    clear = Choice((warm, cold), scores={warm: 0.3, cold: -1.0})
+    clear = Choice((warm, cold), scores={warm: 1.1, cold: -1.0})
     assert [part.candidate.steps for part in clear.longer(2.0).parts] == [2.0, 0.5]
     assert clear.longer(2.0).scores == clear.scores
     assert clear.longer(1.0) == clear

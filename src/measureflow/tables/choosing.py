@@ -39,7 +39,7 @@ _MOST_PARTS, _FEWEST_NETWORKS, _MOST_SHARING = 4, 4, 8
 _COMMON = np.array([0, *range(1, 1 + len(FACTORS), 3)])
 # Where the mean log density of held-out rows is higher than this, for targets of variance 1, they have little
 # noise, and there is more to learn.
-_LITTLE_NOISE = 0.25
+_LITTLE_NOISE = 1.0
 # The spread is shrunk towards none as if there were so many rows more, for which none is right.
 _BELIEVED = 50
 

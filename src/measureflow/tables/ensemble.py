@@ -290,14 +290,16 @@ class AbstractEnsemble(AbstractFitted):
         linear = (False, True) if shape.skip and not is_sampled(self.method) else (False,)
         return tuple(View(*view) for view in itertools.product(binned, linear))
 
-    def _recipe(self, rows: int) -> Recipe:
+    def _recipe(self, rows: int, models: "tuple[Model, ...]") -> Recipe:
+        simple = all(model.shape.simple for model in models)
+        usual = batch_size_for(rows, classes=is_classifier(self), simple=simple)
         return Recipe(
             method=method_of(self.method),
             particles=self.particles,
             mmd=float(self.mmd),
             prior_weight=None if self.prior_weight is None else float(self.prior_weight),
             step_size=float(self.step_size),
-            batch_size=batch_size_for(rows) if self.batch_size is None else self.batch_size,
+            batch_size=usual if self.batch_size is None else self.batch_size,
             mesh=self.mesh,
         )
 
@@ -321,7 +323,7 @@ class AbstractEnsemble(AbstractFitted):
         initial = None
         if self._goes_on():
             initial = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], self.particles_)
-        recipe = self._recipe(max(len(table.weights) for table in tables))
+        recipe = self._recipe(max(len(table.weights) for table in tables), prepared[0].models)
         trainer = Trainer([one.models for one in prepared], recipe, self.verbose > 0)
         given = self._given()
         found = trainer.fit(
@@ -351,7 +353,7 @@ class AbstractEnsemble(AbstractFitted):
         found = []
         for estimator, one in zip(estimators, prepared, strict=True):
             key = jax.random.key(int(rng.randint(np.iinfo(np.int32).max)))
-            recipe, shown = self._recipe(len(one.table.weights)), self.verbose > 0
+            recipe, shown = self._recipe(len(one.table.weights), one.models), self.verbose > 0
             ensemble, verdict, signal = drawn_for(
                 one.table, one.models[0], recipe, key, progress=shown, checkpoint=checkpoint
             )

@@ -15,6 +15,9 @@ FEWEST_STEPS = 500
 TRIAL_SHARE, LONGEST = 0.25, 2.0
 # A trial takes no more steps than these.
 _MOST_TRIAL_STEPS = 20_000
+# From so many rows on, steps of networks that are not simple see more of them: with a hundred it is the noise
+# of batches that keeps them from learning all that such a table can tell.
+_LARGE = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +44,11 @@ class Recipe:
 def steps_for(rows: int, parameters: int, *, classes: bool, simple: bool = True) -> int:
     """40 steps a row, from 4,000 to 10,000, then 20 a row up to 60,000; where targets are classes a fifth,
     then a tenth of that. Two fifths for networks that are not `simple`, with bins or several layers, which
-    learn faster and learn rows by heart; fewer for those of more than 20,000 parameters, whose steps cost
-    more."""
+    learn faster and learn rows by heart, and half of these for 20,000 rows and more, where steps see more of
+    them; fewer for those of more than 20,000 parameters, whose steps cost more."""
     fewest, few, many = (800, 2_000, 2 * rows) if classes else (4_000, 10_000, 20 * rows)
     steps = max(fewest, min(40 * rows, few), min(many, 60_000))
-    share = 1.0 if simple or classes else 0.4
+    share = 1.0 if simple or classes else 0.4 if rows < _LARGE else 0.2
     return max(int(share * steps * min(1.0, 20_000 / parameters)), FEWEST_STEPS)
 
 
@@ -55,6 +58,8 @@ def trial_steps_for(steps: int, *, simple: bool) -> int:
     return min(steps if simple else math.ceil(TRIAL_SHARE * steps), _MOST_TRIAL_STEPS)
 
 
-def batch_size_for(rows: int) -> int:
-    """50 rows, or 100 of 2,000 and more."""
+def batch_size_for(rows: int, *, classes: bool = False, simple: bool = True) -> int:
+    """50 rows, or 100 of 2,000 and more; 500 of 20,000 and more for networks that are not `simple`."""
+    if rows >= _LARGE and not (classes or simple):
+        return 500
     return 50 if rows < 2_000 else 100
