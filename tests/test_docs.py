@@ -22,6 +22,8 @@ from quick import compiled_quickly
 from verification import fit_times
 
 import measureflow as mf
+from measureflow.tables import ensemble
+from measureflow.tables.recipe import FEWEST_STEPS
 
 ROOT = Path(__file__).parent.parent
 # These call NumPyro and Flax, which are not written for strict promotion.
@@ -85,8 +87,9 @@ def fewer_steps(code: str) -> str:
 @pytest.mark.standard_promotion
 @pytest.mark.filterwarnings("ignore:.*not converged")
 @pytest.mark.parametrize("page", LONG)
-def test_pages_run_in_few_steps(page, tmp_path):
+def test_pages_run_in_few_steps(page, tmp_path, monkeypatch):
     """Of pages that fit much, `make verify` compares the numbers."""
+    monkeypatch.setattr(ensemble, "steps_for", lambda *size, **kind: FEWEST_STEPS // 5)
     with compiled_quickly():
         printed = run(page, tmp_path, fewer_steps)
     for block, output in zip(blocks(page), printed, strict=True):
