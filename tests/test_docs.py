@@ -19,7 +19,6 @@ import jax
 import pytest
 from matplotlib import pyplot as plt
 from quick import compiled_quickly
-from verification import fit_times
 
 import measureflow as mf
 from measureflow.tables import ensemble
@@ -146,6 +145,7 @@ def test_the_map_of_the_rooms_is_that_of_the_folders():
 
 
 def test_the_page_of_times_shows_what_was_measured():
+    from verification import fit_times
 
     found = {f"{kind}; 300; 5": 12.3 for kind in fit_times.KINDS} | {"classes, default; 1000; 5": "> 900"}
     text = fit_times.page(found, "one core")
@@ -156,6 +156,7 @@ def test_the_page_of_times_shows_what_was_measured():
 
 @pytest.mark.slow
 def test_a_fit_is_measured_in_a_process_of_its_own():
+    from verification import fit_times
 
     assert 0 < fit_times.measured("classes, given", 60, 3, limit=300.0) < 300
     assert fit_times.measured("regression, default", 60, 3, limit=0.01) == "> 0"
