@@ -145,7 +145,8 @@ def page(name: str, found: dict[str, dict[str, Any]]) -> str:
     for table in dict.fromkeys(table for table, _ in cells):
         rows = [scores for (other, _), scores in cells.items() if other == table]
         shown = [[row[way] for row in rows if way in row] for way in names]
-        lines.append(f"| {table} | " + " | ".join(f"{np.mean(s):.3f}" if s else "" for s in shown) + " |")
+        means = " | ".join(f"{np.mean(scores):.3f}" if scores else "" for scores in shown)
+        lines.append(f"| {table}, {len(rows)} splits | {means} |")
     lines += ["", "| what | difference in NLL | standard error | pairs |", "|---|---|---|---|"]
     for words, first, second in QUESTIONS:
         gaps = [row[first] - row[second] for row in cells.values() if first in row and second in row]
