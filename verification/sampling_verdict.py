@@ -118,6 +118,8 @@ def measured(table: str, split: int, way: Way, hidden: tuple[int, ...]) -> dict[
     )
     began = time.perf_counter()
     with warnings.catch_warnings():
+        # A fit that is stopped returns what it has, with a warning: that is no result.
+        warnings.simplefilter("error")
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(inputs[train], task.targets[train])
     law, y = model.predict_dist(inputs[test]), task.targets[test]
@@ -133,7 +135,7 @@ def measured(table: str, split: int, way: Way, hidden: tuple[int, ...]) -> dict[
 
 
 def page(name: str, found: dict[str, dict[str, Any]]) -> str:
-    """A study's scores, and its paired differences."""
+    """A study's scores, and its paired differences, of the splits that all its ways have."""
     study, cells, certified = STUDIES[name], {}, []
     for where, scores in found.items():
         of_study, table, split, way = where.split("; ")
@@ -141,7 +143,15 @@ def page(name: str, found: dict[str, dict[str, Any]]) -> str:
             cells.setdefault((table, split), {})[way] = scores["nll"]
             certified += [] if scores["certified"] is None else [scores["certified"]]
     names = [way.name for way in study.ways]
-    lines = [f"## {study.words}", "", "| table | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    cells = {split: scores for split, scores in cells.items() if set(names) <= set(scores)}
+    planned = len(study.tables) * study.splits
+    lines = [
+        f"## {study.words}",
+        "",
+        f"{len(cells)} of the {planned} splits of this study were measured.",
+        "",
+    ]
+    lines += ["| table | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
     for table in dict.fromkeys(table for table, _ in cells):
         rows = [scores for (other, _), scores in cells.items() if other == table]
         shown = [[row[way] for row in rows if way in row] for way in names]

@@ -87,6 +87,7 @@ def test_rare_wild_batches_do_not_keep_the_particles_from_the_minimum():
         )
         return float(jnp.max(jnp.abs(solution.measure.particles - 1)))
 
+    # 0.1 is five steps of full size: one wild batch moves a particle by two of them at most.
     assert distance(2.0) < 0.1 < distance(None)
 
 
