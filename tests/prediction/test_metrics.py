@@ -15,6 +15,7 @@ import sklearn.metrics
 from helpers import monte_carlo
 
 from measureflow.prediction import metrics, ranked_probability
+from measureflow.prediction.conformal import Conformal
 from measureflow.prediction.predictive import Mixture
 
 pytestmark = pytest.mark.standard_promotion  # NumPyro is not written for the strict one
@@ -395,6 +396,35 @@ def test_labels_may_be_names(metric):
     assert metric(probabilities, numbers + 7, classes=[7, 8, 9]) == expected
     assert metric(probabilities, (numbers + 7).astype(float), classes=np.array([7, 8, 9])) == expected
     assert metric(probabilities, pd.Series(numbers, dtype="Int64")) == expected
+
+
+@pytest.mark.parametrize("metric", CLASS_METRICS)
+def test_names_1_to_k_that_are_taken_for_numbers_are_told(metric):
+    """Where no row has the last class, names 1 to K are numbers of columns, of other classes."""
+    names = np.array([1, 2] * 20)
+    table = np.full((40, 3), 0.1)
+    table[np.arange(40), names - 1] = 0.8
+    with pytest.warns(UserWarning, match=r"none of them is 0; less 1, they would be more .* by 2\.1 nats"):
+        metric(table, names)
+    # Named they are right, and so are numbers; and a few rows without a 0, or of one class, are nothing odd.
+    for labels, classes in ((names, [1, 2, 3]), (names - 1, None)):
+        metric(table, labels, classes=classes)
+    metric(table[:3], names[:3])
+    metric(table[names == 2], names[names == 2] - 1)
+
+
+def test_names_1_to_k_of_a_law_are_told():
+    names = np.array([1, 2] * 20)
+    table = np.full((40, 3), 0.1)
+    table[np.arange(40), names - 1] = 0.8
+    law = dist.CategoricalProbs(jnp.asarray(table))
+    mixture = Mixture(dist.CategoricalProbs(jnp.asarray(table)[:, None]))
+    for found in (law, mixture):
+        with pytest.warns(UserWarning, match="labels are taken for numbers of columns, 0 to 2"):
+            metrics.negative_log_likelihood(found, names)
+        metrics.negative_log_likelihood(found, names - 1)
+    with pytest.warns(UserWarning, match="labels are taken for numbers of columns, 0 to 2"):
+        Conformal(mixture, names)
 
 
 def test_scores_of_names_are_those_of_scikit_learn():

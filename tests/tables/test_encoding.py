@@ -6,7 +6,7 @@ import scipy.stats
 from helpers import assert_close
 
 import measureflow as mf
-from measureflow.tables.encoding import PiecewiseLinear
+from measureflow.tables.encoding import PiecewiseLinear, can_be_cut
 from measureflow.tables.models import Shape, default_shapes, given
 from measureflow.tables.targets import TargetUnits, head_for, likelihoods_for, smallest_scale
 
@@ -163,6 +163,13 @@ def test_networks_go_by_rows():
 def test_wrong_encodings_raise(encoding, as_a_user_runs_it):
     with pytest.raises((TypeError, ValueError), match="encoding"):
         mf.EnsembleRegressor(encoding=encoding).fit(np.arange(60.0)[:, None], np.arange(60.0))
+
+
+def test_a_column_that_varies_late_has_bins():
+    """A sorted table: whatever the order of its rows, a column of three values or more is cut."""
+    late = np.concatenate([np.zeros(10_000), RNG.normal(size=5)])
+    rows = np.column_stack([late, np.arange(10_005) % 2, np.ones(10_005)]).astype(np.float32)
+    assert can_be_cut(rows).tolist() == can_be_cut(rows[::-1]).tolist() == [True, False, False]
 
 
 def test_columns_of_two_values_are_not_counted_among_those_with_bins():

@@ -20,6 +20,8 @@ pytest.importorskip("flatbuffers", reason="jax.export writes with flatbuffers, w
 pytestmark = [
     pytest.mark.standard_promotion,
     pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
+    # The hour that a clock is set back is no time of a zone.
+    pytest.mark.filterwarnings("ignore:column 'zoned' of X has no value:UserWarning"),
 ]
 TINY = {"steps": 20, "hidden": (4,), "particles": 3, "prior_weight": 1.0, "random_state": 0}
 LEVELS = (0.05, 0.5, 0.999)
@@ -248,6 +250,9 @@ def test_categories_that_are_new(frame_model):
     model, folder, _ = frame_model
     found = Predictor(folder).predict([GOOD | {"code": "4", "size": "XL"}], unseen=True)
     assert np.isfinite(found["mean"]).all()
+    assert np.array_equal(
+        Predictor(folder).numbers([GOOD | {"code": "1.0"}]), Predictor(folder).numbers([GOOD])
+    )
     assert Predictor(folder).numbers([GOOD | {"district": "Ost"}]).shape == (1, model.columns_.width)
 
 

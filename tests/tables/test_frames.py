@@ -100,7 +100,8 @@ def test_numbers_and_their_missing_values():
     assert_close(new, [[2, 1], [7, 0]], 0)
     whole, found = learned([1, 2, 40])
     assert list(found) == ["x"], "an indicator only where some were missing in training"
-    assert_close(whole.numbers(pd.DataFrame({"x": [None, 3.0]})), [[2], [3]], 0)
+    with pytest.warns(UserWarning, match="has no value in 1 of 2 rows"):
+        assert_close(whole.numbers(pd.DataFrame({"x": [None, 3.0]})), [[2], [3]], 0)
 
 
 @pytest.mark.parametrize(
@@ -127,10 +128,16 @@ def test_text_that_is_no_number_is_a_category():
         assert set(columns.names) == {f"x={text}" for text in texts}
 
 
-def test_numbers_that_somebody_spoilt_are_told():
-    values = [*map(str, range(200)), *["?"] * 60]
-    with pytest.warns(UserWarning, match=r"column 'x' of X is taken for categories: it holds numbers, but"):
-        learned(values, y=np.arange(260))
+@pytest.mark.parametrize("different", [11, 60, 200])
+def test_numbers_that_somebody_spoilt_are_told(different):
+    values = [*cycled(*map(str, range(different)), rows=240), "?"]
+    with pytest.warns(UserWarning, match=r"column 'x' of X is .*: it holds numbers, but for 1 row with"):
+        learned(values, y=np.arange(241))
+
+
+def test_a_few_numbers_beside_text_and_declared_categories_are_meant_so():
+    learned(cycled("1", "2", "3+", rows=60))
+    learned(pd.Categorical(cycled(*map(str, range(20)), "none", rows=210)))
 
 
 def test_categories_are_in_the_order_of_their_frequency():
@@ -145,7 +152,35 @@ def test_categories_are_in_the_order_of_their_frequency():
 def test_unseen_levels_are_none_of_those_known_where_none_were_rare():
     columns, found = learned(["b"] * 7 + ["a"] * 5)
     assert list(found) == ["x=b", "x=a"]
-    assert_close(columns.numbers(pd.DataFrame({"x": ["c", None, "b"]})), [[0, 0], [0, 0], [1, 0]], 0)
+    with pytest.warns(UserWarning, match=r"'x' of X holds 'c', which is none of the levels .* 'b', 'a';"):
+        rows = columns.numbers(pd.DataFrame({"x": ["c", None, "b"]}))
+    assert_close(rows, [[0, 0], [0, 0], [1, 0]], 0)
+
+
+@pytest.mark.parametrize("values", [cycled("a", "b", rows=12), list(range(12)), list(DAYS)])
+def test_values_that_are_missing_for_the_first_time_are_told(values):
+    columns, _ = learned(values)
+    with pytest.warns(UserWarning, match=r"'x' of X has no value in 1 of 2 rows, and had one in every"):
+        columns.numbers(pd.DataFrame({"x": [None, values[0]]}))
+    columns, _ = learned([*values, None])
+    columns.numbers(pd.DataFrame({"x": [None, values[0]]}))
+
+
+@pytest.mark.parametrize("levels", [["1.0", "2.0", "3.5"], ["1", "2", "3.5"], ["1.00", "+2", "35e-1"]])
+def test_levels_that_are_numbers_may_be_written_in_other_ways(levels):
+    """Fitted with the texts of a data base, asked with what a file has: all rows were of no level."""
+    columns, found = learned(pd.Categorical(cycled(*levels, rows=15)))
+    assert set(found) == {f"x={level}" for level in levels}
+    rows = columns.numbers(pd.DataFrame({"x": pd.Categorical(levels)}))
+    assert_close(rows.sum(axis=1), np.ones(3), 0)
+    for other in ([1.0, 2.0, 3.5], ["1", "2", "3.5"], ["1.0", "2.00", "3.50"]):
+        assert np.array_equal(columns.numbers(pd.DataFrame({"x": other})), rows), other
+
+
+def test_levels_that_are_one_number_stay_apart():
+    columns, _ = learned(pd.Categorical(["1"] * 6 + ["1.0"] * 5))
+    rows = columns.numbers(pd.DataFrame({"x": pd.Categorical(["1.0", "1", "1.00"])}))
+    assert_close(rows, [[0, 1], [1, 0], [1, 0]], 0)
 
 
 def test_levels_are_few():
@@ -359,9 +394,13 @@ def test_a_frame_as_it_is(model):
         model.columns_.names
     )
     new = FRAME.assign(town="Cairo", zone=pd.Categorical(["z"] * ROWS), area=np.nan)
-    for rows in (FRAME, new, FRAME[:1], FRAME.assign(town=None)):
+    with pytest.warns(UserWarning, match="of X h") as told:
+        of_new = model.predict_interval(new)
+    assert [str(one.message).split("'")[1] for one in told] == ["area", "town", "zone"]
+    for rows in (FRAME, FRAME[:1], FRAME.assign(town=None)):
         low, high = model.predict_interval(rows)
         assert np.all(np.isfinite(low) & (low < high))
+    assert np.all(np.isfinite(of_new[0]) & (of_new[0] < of_new[1]))
     assert np.array_equal(model.predict(FRAME[:1]), model.predict(FRAME)[:1])
 
 
@@ -375,6 +414,15 @@ def test_names_and_their_order_are_checked(model):
     with pytest.warns(UserWarning, match="does not have valid feature names"):
         found = model.predict(FRAME.to_numpy(object))
     assert_close(found, model.predict(FRAME), 1e-12)
+
+
+def test_names_that_are_numbers_are_checked_too():
+    frame = pd.DataFrame(RNG.normal(size=(ROWS, 3)))
+    model = regressor().fit(frame, TARGET)
+    model.predict(frame[:2])
+    for wrong in (frame[[2, 1, 0]], frame.rename(columns={2: 7})):
+        with pytest.raises(ValueError, match=r"(?s)feature names should match.*They were 0, 1, 2, and are"):
+            model.predict(wrong)
 
 
 def test_numbers_in_a_frame_are_those_of_an_array():
@@ -469,7 +517,8 @@ def test_a_rare_level_is_no_outlier():
 
 def test_warm_starts_keep_the_columns(model):
     estimator = pickle.loads(pickle.dumps(model)).set_params(warm_start=True)
-    estimator.fit(FRAME.assign(town="Cairo"), TARGET)
+    with pytest.warns(UserWarning, match="holds 'Cairo', which is none of the levels"):
+        estimator.fit(FRAME.assign(town="Cairo"), TARGET)
     assert estimator.columns_ == model.columns_
     with pytest.raises(ValueError, match="feature names should match"):
         estimator.fit(FRAME.drop(columns="town"), TARGET)
@@ -553,7 +602,12 @@ def test_frames_are_cross_validated(library):
     frame = library({"x": ["early"] * 15 + ["mid"] * 30 + ["late"] * 15, "z": NOISE})
     early, mid, late = np.arange(15), np.arange(15, 45), np.arange(45, 60)
     splits = [(np.r_[mid, late], early), (np.r_[early, mid], late), (mid, late)]
-    found = cross_validate(regressor(), frame, TARGET, cv=splits, return_estimator=True)
+    with pytest.warns(UserWarning, match="which is none of the levels") as told:
+        found = cross_validate(regressor(), frame, TARGET, cv=splits, return_estimator=True)
+    new = {
+        level for one in told for level in ("early", "mid", "late") if f"holds '{level}'" in str(one.message)
+    }
+    assert new == {"early", "late"}
     assert [one.columns_.names for one in found["estimator"]] == [
         ("x=mid", "x=late", "z"),
         ("x=mid", "x=early", "z"),

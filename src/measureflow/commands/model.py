@@ -13,7 +13,7 @@ from measureflow.commands.surroundings import Surroundings
 from measureflow.saving.documents import load
 from measureflow.saving.registry import require, saved
 from measureflow.tables.classifier import EnsembleClassifier
-from measureflow.tables.columns import OTHER, Category, Ordered
+from measureflow.tables.columns import Category, Ordered
 from measureflow.tables.inputs import numbers
 from measureflow.tables.reading import column_of
 from measureflow.tables.regressor import EnsembleRegressor
@@ -170,16 +170,16 @@ def _with_booleans(model: TableModel, rows: Any) -> Any:
 def _require_known_levels(model: TableModel, rows: Any, name: str) -> None:
     """Where training had rare levels, a new one counts with them; elsewhere nothing like it was ever seen."""
     for position, column in enumerate(model.estimator.columns_.columns):
-        if not isinstance(column, Category | Ordered) or not column.parts or OTHER in column.parts:
+        if not isinstance(column, Category | Ordered) or not column.parts:
             continue
         raw = column_of(rows, position, column.name)
         if raw.kind not in ("text", "category"):
             continue
-        new = [value for value in raw.values[~raw.missing] if value not in set(column.levels)]
-        if new:
-            row = list(raw.values).index(new[0]) + 1
+        unseen = column.unseen(raw)
+        if unseen.any():
+            row = int(np.argmax(unseen))
             raise InputError(
-                f"{name}: column {column.name!r} holds {new[0]!r:.60} in row {row}, a category that no "
-                f"training row had; there were {listed(column.levels)}. Mend it, or pass --unseen to let "
-                "such rows pass as none of these."
+                f"{name}: column {column.name!r} holds {raw.values[row]!r:.60} in row {row + 1}, a category "
+                f"that no training row had; there were {listed(column.levels)}. Mend it, or pass "
+                "--unseen to let such rows pass as none of these."
             )

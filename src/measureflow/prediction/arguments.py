@@ -10,7 +10,8 @@ from numpyro.distributions import (
     constraints,
 )
 
-from measureflow.prediction.labels import class_numbers, plain
+from measureflow.prediction.cumulative import class_probabilities
+from measureflow.prediction.labels import class_numbers, plain, warn_of_names
 from measureflow.prediction.mixture import Mixture
 from measureflow.prediction.quantiles import CLASSES
 from measureflow.prediction.ranked_probability import (
@@ -90,18 +91,29 @@ def targets_of(distribution: Any, targets: Any) -> Shaped[np.ndarray, "..."]:
     shape = distribution.batch_shape + distribution.event_shape
     remedy = "pass one target per predicted row."
     whole = "drop rows without a target."
-    if isinstance(components_of(distribution), CLASSES):
+    of_classes = isinstance(components_of(distribution), CLASSES)
+    if of_classes:
         whole = "pass np.searchsorted(model.classes_, y) for names, or use log_loss, which takes them."
     values = finite("targets", targets, whole)
     if shape == ():
         remedy = f"for one law of all rows, use distribution.expand({values.shape})."
     require_shape("targets", values, "the distribution", shape, remedy)
+    if of_classes and values.ndim == 1 and values.min() >= 1:
+        table = probabilities_of(distribution)
+        if np.all(np.isin(values, np.arange(table.shape[1]))):
+            warn_of_names(values.astype(int), table)
     return plain(targets) if distribution.is_discrete else values
 
 
 def components_of(distribution: Any) -> Any:
     """The laws that a mixture is made of."""
     return distribution._component_distribution if isinstance(distribution, Mixture) else distribution
+
+
+def probabilities_of(distribution: Any) -> Float[np.ndarray, "rows classes"]:
+    """Of the classes under a law, or a mixture of laws, in float64."""
+    of_components = as_float64(class_probabilities(components_of(distribution)))
+    return of_components.mean(axis=-2) if isinstance(distribution, Mixture) else of_components
 
 
 def in_standard_units(
@@ -163,4 +175,7 @@ def classification(
             f"probabilities must be ≥ 0 and sum to 1 in every row, got {table[row]} in row {row}; "
             "apply jax.nn.softmax to logits."
         )
-    return table, class_numbers(labels, table.shape, classes)
+    numbers = class_numbers(labels, table.shape, classes)
+    if classes is None:
+        warn_of_names(numbers, table)
+    return table, numbers

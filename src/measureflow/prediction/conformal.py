@@ -12,10 +12,10 @@ from measureflow.prediction.arguments import (
     components_of,
     continuous_targets,
     in_standard_units,
+    probabilities_of,
     require_coverage,
     targets_of,
 )
-from measureflow.prediction.cumulative import class_probabilities
 from measureflow.prediction.mixture import Mixture
 from measureflow.prediction.quantiles import compiled_tails
 from measureflow.prediction.sets import mass_before
@@ -100,7 +100,7 @@ class Conformal:
         """
         self._require_same("sets", distribution, of_classes=True)
         law: Any = distribution
-        return mass_before(_probabilities(law)) <= self._highest(law, coverage, groups)[:, None]
+        return mass_before(probabilities_of(law)) <= self._highest(law, coverage, groups)[:, None]
 
     def _require_same(self, what: str, distribution: Any, of_classes: bool) -> None:
         other = "sets, for classes" if self._of_classes else "interval, for numbers"
@@ -157,7 +157,7 @@ def _scores(distribution: Any, targets: Any) -> Float[np.ndarray, " rows"]:
 
 def _class_scores(distribution: Mixture, targets: Any) -> Float[np.ndarray, " rows"]:
     """The probability of the classes that come before the right one."""
-    numbers, table = targets_of(distribution, targets), _probabilities(distribution)
+    numbers, table = targets_of(distribution, targets), probabilities_of(distribution)
     wrong = ~((numbers >= 0) & (numbers < table.shape[1]) & (numbers == np.floor(numbers)))
     if np.any(wrong):
         raise ValueError(
@@ -165,12 +165,6 @@ def _class_scores(distribution: Mixture, targets: Any) -> Float[np.ndarray, " ro
             "pass np.searchsorted(model.classes_, y)."
         )
     return np.take_along_axis(mass_before(table), numbers.astype(int)[:, None], axis=1)[:, 0]
-
-
-def _probabilities(distribution: Mixture) -> Float[np.ndarray, "rows classes"]:
-    """Of the mixture, in float64."""
-    components = class_probabilities(components_of(distribution))
-    return np.asarray(components, np.float64).mean(axis=-2)
 
 
 def _labels(groups: Any, rows: int) -> Shaped[np.ndarray, " rows"]:

@@ -1,11 +1,17 @@
 """Labels of classes, by number or by name."""
 
+import warnings
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Float, Int, Shaped
+
+from measureflow.core.warned import at_the_users_line
+
+# A warning where labels fit so many times better by another reading, all rows together.
+_MUCH_MORE_PROBABLE = 1e6
 
 
 def class_numbers(labels: Any, shape: tuple[int, int], classes: Any = None) -> Int[np.ndarray, " rows"]:
@@ -39,6 +45,23 @@ def class_numbers(labels: Any, shape: tuple[int, int], classes: Any = None) -> I
         row = int(np.argmax(unknown))
         raise ValueError(f"labels must be classes, got {values[row]} in row {row}; {remedy}")
     return values.astype(np.int64)
+
+
+def warn_of_names(numbers: Int[np.ndarray, " rows"], table: Float[np.ndarray, "rows classes"]) -> None:
+    """Labels 1 to K are names, and as numbers of columns they are wrong; which shows only where one is K. So
+    a warning where none is 0, and probabilities are much higher for the columns before: by more than a few
+    rows say, each of which counts for log 100 at most."""
+    rows, logarithms = np.arange(len(numbers)), np.log(np.maximum(table, 0.01))
+    fits = [logarithms[rows, numbers - shift].sum() for shift in range(int(numbers.min()) + 1)]
+    best = int(np.argmax(fits))
+    if fits[best] - fits[0] > np.log(_MUCH_MORE_PROBABLE):
+        warnings.warn(
+            f"labels are taken for numbers of columns, 0 to {table.shape[1] - 1}, and none of them is 0; "
+            f"less {best}, they would be more probable by {(fits[best] - fits[0]) / len(rows):.2g} nats a "
+            "row. If they are names of classes, pass classes=model.classes_, or "
+            "np.searchsorted(model.classes_, y).",
+            stacklevel=at_the_users_line(),
+        )
 
 
 def plain(values: Any) -> Shaped[np.ndarray, "..."]:

@@ -12,13 +12,11 @@ Each column makes some *parts*, of which those stay that vary in training, and e
 import abc
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 
-from measureflow.core.warned import at_the_users_line
 from measureflow.saving.registry import require
 from measureflow.tables.reading import (
     LONGEST,
@@ -52,6 +50,10 @@ class AbstractColumn(abc.ABC):
     def indicators(self) -> tuple[bool, ...]:
         """Which parts are 0 or 1."""
         return tuple(part == MISSING for part in self.parts)
+
+    def unseen(self, raw: Raw) -> np.ndarray:
+        """Which rows have a level that nothing in training was like."""
+        return np.zeros(len(raw.values), bool)
 
     def require_sound(self) -> None:
         """Raises where a file says what `learn` would not."""
@@ -161,17 +163,16 @@ class Ordered(Number):
     levels: tuple[str, ...] = ()
 
     def values(self, raw: Raw) -> np.ndarray:
+        places = self._places(raw)
+        return np.where(places == -1, np.nan, places)
+
+    def unseen(self, raw: Raw) -> np.ndarray:
+        return (self._places(raw) == -1) & ~raw.missing
+
+    def _places(self, raw: Raw) -> np.ndarray:
         if raw.kind not in ("category", "text", "empty"):
             raise _held(raw, "levels in an order")
-        places = _places(raw, self.levels)
-        new = (places == -1) & ~raw.missing
-        if new.any():
-            warnings.warn(
-                f"column {raw.name!r} of X holds {raw.values[new][0]!r:.80}, which is none of the levels "
-                f"that it had in fit, {', '.join(map(repr, self.levels[:5]))}, …; it counts as missing.",
-                stacklevel=at_the_users_line(),
-            )
-        return np.where(places == -1, np.nan, places)
+        return _places(raw, self.levels)
 
     def require_sound(self) -> None:
         texts = type(self.levels) is tuple and all(map(_is_text, self.levels))
@@ -253,16 +254,24 @@ class Category(AbstractColumn):
         return (True,) * len(self.parts)
 
     def made(self, raw: Raw) -> dict[str, np.ndarray]:
+        places = self._places(raw)
+        made = {f"={level}": places == place for place, level in enumerate(self.levels)}
+        made[OTHER] = (places == -1) & ~(raw.missing & (MISSING in self.parts))
+        made[MISSING] = raw.missing
+        return {part: found.astype(np.float64) for part, found in made.items()}
+
+    def unseen(self, raw: Raw) -> np.ndarray:
+        if OTHER in self.parts:
+            return super().unseen(raw)
+        return (self._places(raw) == -1) & ~raw.missing
+
+    def _places(self, raw: Raw) -> np.ndarray:
         if raw.kind in ("number", "boolean") and self._are_numbers():
             values = raw.values if raw.kind == "number" else raw.values == 1
             raw = raw._replace(values=np.array([_level(value) for value in values.tolist()], object))
         elif raw.kind not in ("category", "text", "empty"):
             raise _held(raw, "categories")
-        places = _places(raw, self.levels)
-        made = {f"={level}": places == place for place, level in enumerate(self.levels)}
-        made[OTHER] = (places == -1) & ~(raw.missing & (MISSING in self.parts))
-        made[MISSING] = raw.missing
-        return {part: found.astype(np.float64) for part, found in made.items()}
+        return _places(raw, self.levels)
 
     def _are_numbers(self) -> bool:
         levels = [level for level in self.levels if level not in ("True", "False")]
@@ -270,10 +279,21 @@ class Category(AbstractColumn):
 
 
 def _places(raw: Raw, levels: tuple[str, ...]) -> np.ndarray:
-    """Of the values among the levels, −1 where they are none of them, or missing."""
-    places = {level: place for place, level in enumerate(levels)}
-    found = np.array([places.get(value, -1) for value in raw.values], np.float64)
-    return np.where(raw.missing, -1.0, found)
+    """Of the values among the levels, −1 where they are none of them, or missing. "1.0" is also "1", if none
+    of the levels is."""
+    places = {_as_number(level): place for place, level in reversed([*enumerate(levels)])}
+    places |= {level: place for place, level in enumerate(levels)}
+    found = np.full(len(raw.values), -1.0)
+    texts, codes = factorised(raw.values[~raw.missing])
+    of_texts = [places.get(text, places.get(_as_number(text), -1)) for text in texts]
+    found[~raw.missing] = np.array(of_texts, np.float64)[codes]
+    return found
+
+
+def _as_number(text: str) -> str:
+    """The same for all ways to write one number; other texts as they are."""
+    (value,) = written_numbers([text])
+    return text if math.isnan(value) else _level(value)
 
 
 def _first(raw: Raw, is_wrong: Callable[[str], bool]) -> str:

@@ -41,6 +41,8 @@ FEWEST, SMALLEST_SHARE = 5, 0.002
 # where one in a thousand has it. Networks that have hardly seen a level should not be moved by it most. At
 # 0.2, the deviation of a level that one row of 24 has, such a row is at most 5 away.
 _SMALLEST_DEVIATION = 0.2
+# Of a column of text: from so many different numbers on, it is one of numbers.
+_FEWEST_NUMBERS = 10
 
 
 def _learned(raw: Raw) -> AbstractColumn:
@@ -90,23 +92,47 @@ def _learned_category(raw: Raw) -> AbstractColumn:
     levels = tuple(sorted(often, key=lambda level: (-counts[level], level))[:MOST_LEVELS])
     parts = [f"={level}" for level in levels]
     parts += [OTHER] * (len(levels) < len(counts)) + [MISSING] * bool(raw.missing.any())
+    told, spoilt = None, _spoilt(raw, counts)
     if len(parts) > 1:
-        _warn_of_spoilt(raw, counts)
-        return Category(raw.name, tuple(parts))
-    if len(counts) > 1:
-        warnings.warn(
-            f"column {raw.name!r} of X is left out: each of its {len(counts)} values is seen in fewer than "
-            f"{math.ceil(fewest)} of {len(raw.values)} rows, which tells nothing of new rows; drop it, or "
-            "make a column of what in it does.",
-            stacklevel=at_the_users_line(),
+        told = spoilt and f"taken for categories: {spoilt}"
+    elif len(counts) > 1:
+        told = "left out: " + (
+            spoilt
+            or f"each of its {len(counts)} values is seen in fewer than {math.ceil(fewest)} of "
+            f"{len(raw.values)} rows, which tells nothing of new rows; drop it, or make a column of what in "
+            "it does."
         )
-    return LeftOut(raw.name)
+    if told:
+        warnings.warn(f"column {raw.name!r} of X is {told}", stacklevel=at_the_users_line())
+    return Category(raw.name, tuple(parts)) if len(parts) > 1 else LeftOut(raw.name)
 
 
-def _warn_of_spoilt(raw: Raw, counts: collections.Counter) -> None:
-    """Numbers or dates in most rows, and text in the others: missing values that were written down."""
-    if len(counts) <= MOST_LEVELS:
-        return
+def _warn_of_unseen(column: AbstractColumn, raw: Raw) -> None:
+    """What training had nothing like is taken for something else, of which a law does not know."""
+    unseen, told = column.unseen(raw), None
+    if isinstance(column, Category | Ordered) and unseen.any():
+        instead = "it counts as missing" if isinstance(column, Ordered) else "it counts as none of them"
+        known = ", ".join(map(repr, column.levels[:5])) + ", …" * (len(column.levels) > 5)
+        told = (
+            f"holds {raw.values[unseen][0]!r:.80}, which is none of the levels that it had in fit, {known}; "
+            f"{instead}, so that predictions for such rows may be far off. Check how levels are written, or "
+            "fit with rows that have them."
+        )
+    elif raw.missing.any() and MISSING not in column.parts:
+        told = (
+            f"has no value in {int(raw.missing.sum())} of {len(raw.values)} rows, and had one in every row "
+            "in fit: predictions for these rows are those for a usual value, and their intervals are too "
+            "narrow. Fill it, or fit with such rows."
+        )
+    if told:
+        warnings.warn(f"column {raw.name!r} of X {told}", stacklevel=at_the_users_line())
+
+
+def _spoilt(raw: Raw, counts: collections.Counter) -> str | None:
+    """Numbers or dates in most rows, and text in the others: missing values that were written down. A text
+    of a few levels, such as 1, 2 and 3+, is meant so, and so is what its owner calls categories."""
+    if len(counts) <= (_FEWEST_NUMBERS if raw.kind == "text" else MOST_LEVELS):
+        return None
     texts = list(counts)
     for what, bad in (
         ("numbers", np.isnan(written_numbers(texts))),
@@ -114,13 +140,12 @@ def _warn_of_spoilt(raw: Raw, counts: collections.Counter) -> None:
     ):
         rows = sum(counts[texts[i]] for i in np.flatnonzero(bad))
         if rows <= 0.5 * counts.total():
-            warnings.warn(
-                f"column {raw.name!r} of X is taken for categories: it holds {what}, but for {rows} rows "
-                f"with text such as {texts[int(np.argmax(bad))]!r:.80}; put missing values in its place, and "
-                f"it counts as {what}.",
-                stacklevel=at_the_users_line(),
+            text = texts[int(np.argmax(bad))]
+            return (
+                f"it holds {what}, but for {rows} row{'s' * (rows > 1)} with text such as {text!r:.80}; put "
+                f"missing values in its place, and it counts as {what}."
             )
-            return
+    return None
 
 
 def _described(columns: "Columns") -> dict[str, Any]:
@@ -178,7 +203,9 @@ class Columns:
         rows = np.empty((frame.shape[0], self.width))
         for position, (column, place) in enumerate(zip(self.columns, self.places, strict=True)):
             if column.parts:
-                made = column.made(column_of(frame, position, column.name))
+                raw = column_of(frame, position, column.name)
+                made = column.made(raw)
+                _warn_of_unseen(column, raw)
                 for i, part in enumerate(column.parts):
                     rows[:, place.start + i] = made[part]
         return rows

@@ -49,20 +49,28 @@ def _named(estimator: Any, X: Any, again: bool) -> Any:
     # It raises where two are one, which scikit-learn would not explain.
     names = names_of(X)
     if hasattr(X, "iloc"):
-        return validate_data(estimator, X, reset=not again, skip_check_array=True)
+        X = validate_data(estimator, X, reset=not again, skip_check_array=True)
+        # Of names that are no text scikit-learn knows nothing.
+        if again and not hasattr(estimator, "feature_names_in_"):
+            _require_names(names, tuple(column.name for column in estimator.columns_.columns))
+        return X
     # Not every pair of versions of scikit-learn and polars sees names, which must not go unchecked.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "X does not have valid feature names", UserWarning)
         validate_data(estimator, X, reset=not again, skip_check_array=True)
     if not again:
         estimator.feature_names_in_ = np.array(names, object)
-    elif hasattr(estimator, "feature_names_in_") and names != tuple(estimator.feature_names_in_):
+    elif hasattr(estimator, "feature_names_in_"):
+        _require_names(names, tuple(estimator.feature_names_in_))
+    return X
+
+
+def _require_names(names: tuple[str, ...], known: tuple[str, ...]) -> None:
+    if names != known:
         raise ValueError(
             "The feature names should match those that were passed during fit.\nThey were "
-            f"{', '.join(estimator.feature_names_in_)}, and are {', '.join(names)}; they must be the same, "
-            "in the same order."
+            f"{', '.join(known)}, and are {', '.join(names)}; they must be the same, in the same order."
         )
-    return X
 
 
 def scaling(

@@ -176,9 +176,19 @@ def _boolean(where: str, column: dict, value: Any, unseen: bool) -> dict[str, fl
 
 def _ordered(where: str, column: dict, value: Any, unseen: bool) -> dict[str, float]:
     levels = column["levels"]
+    value = _level(levels, value) if isinstance(value, str) else value
     if value is not None and (not isinstance(value, str) or (value not in levels and not unseen)):
         raise _wrong(where, value, f"one of {', '.join(levels)!s:.500}")
     return _filled(column, float(levels.index(value)) if value in levels else None)
+
+
+def _level(levels: list[str], text: str) -> str:
+    """The level that a text is, as it was written in training: "1.0" is also "1", if none of the levels is.
+    Other texts as they are."""
+    if text in levels or not _NUMBER.fullmatch(text):
+        return text
+    same = (level for level in levels if _NUMBER.fullmatch(level) and float(level) == float(text))
+    return next(same, text)
 
 
 def _category(where: str, column: dict, value: Any, unseen: bool) -> dict[str, float]:
@@ -191,6 +201,7 @@ def _category(where: str, column: dict, value: Any, unseen: bool) -> dict[str, f
         value = str(int(value) if whole else value)
     if value is not None and not isinstance(value, str):
         raise _wrong(where, value, "a text")
+    value = None if value is None else _level(levels, value)
     # Without rare levels in training, nothing like a new one was ever seen.
     if value is not None and value not in levels and " is other" not in parts and not unseen:
         raise _wrong(where, value, f"one of {', '.join(levels)!s:.500}")
