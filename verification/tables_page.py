@@ -1,9 +1,11 @@
 """Writes docs/tables.md and its picture from one or more folders of `measureflow tables` results.
 
 python -m verification.tables_page RESULTS …
+python -m verification.tables_page RESULTS … --page shifted
 
-Folders may come from several machines; their records are joined. What the page says is in these files, but
-for what others published, which is marked.
+Results on gap and tail splits alone have a page of their own, docs/shifted.md: name it with --page. Folders
+may come from several machines; their records are joined. What the page says is in these files, but for what
+others published, which is marked.
 """
 
 import argparse
@@ -25,9 +27,8 @@ from measureflow.study.uci_benchmark import PROTOTYPE, PUBLISHED, SETS
 DOCS = Path(__file__).parent.parent / "docs"
 MAIN, MOVED = ("uci", "numeric", "mixed"), ("gap", "tail")
 
+TITLE, OF_SHIFTED = "# Tables, beside rivals\n", "# Tables under shift, beside rivals\n"
 INTRODUCTION = """\
-# Tables, beside rivals
-
 `EnsembleRegressor()` and `EnsembleClassifier()` with their defaults beside other learners on many tables, as
 `measureflow tables` ran them. Each rival has its documentation's recipe, and stops early on a fifth of the
 training rows where its documentation does so. LightGBM, XGBoost, RealMLP and TabM predict a mean: their law
@@ -45,7 +46,7 @@ def page(folders: Sequence[Path]) -> str:
     if not scores.records:
         raise ValueError(f"{', '.join(map(str, folders))}: no scores there; run `measureflow tables` first.")
     main, moved = scores.tables(MAIN), scores.tables(MOVED)
-    parts = [INTRODUCTION]
+    parts = [TITLE if main else OF_SHIFTED, INTRODUCTION]
     if main:
         parts += [_in_short(scores, main), _by_table(scores, main)]
     if moved:
@@ -255,19 +256,21 @@ PICTURE = (
 )
 
 
-def main(folders: Sequence[Path], docs: Path = DOCS, note: str = "") -> None:
-    """The page and its picture, with a note on how it was run."""
+def main(folders: Sequence[Path], docs: Path = DOCS, note: str = "", name: str = "tables") -> None:
+    """The page of this name and its picture, with a note on how it was run."""
     text = page(folders)
+    first = text[: text.index(" In short\n")].rpartition("\n")[2] + " In short\n"
     if note:
-        text = text.replace("## In short\n", f"{note}\n\n## In short\n", 1)
-    if picture(folders, docs / "assets" / "tables.png"):
-        text = text.replace("## In short\n", f"{PICTURE}\n## In short\n", 1)
-    (docs / "tables.md").write_text(text, encoding="utf-8")
+        text = text.replace(first, f"{note}\n\n{first}", 1)
+    if picture(folders, docs / "assets" / f"{name}.png"):
+        text = text.replace(first, f"{PICTURE.replace('tables.png', f'{name}.png')}\n{first}", 1)
+    (docs / f"{name}.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--note", default="", help="What there is to say about these runs.")
+    parser.add_argument("--page", default="tables", choices=("tables", "shifted"), help="Which page it is.")
     asked = parser.parse_args()
-    main(asked.results, note=asked.note)
+    main(asked.results, note=asked.note, name=asked.page)

@@ -278,6 +278,19 @@ def test_page(tmp_path):
     assert "nan" not in text.replace("Lakshminarayanan", "")
 
 
+def test_shifted_splits_have_a_page_of_their_own(tmp_path):
+    for one in (record("yacht-gap", nll=1.25), record("yacht-gap", competitor="A", nll=2.25)):
+        write_record(tmp_path / "results", one)
+    (tmp_path / "docs" / "assets").mkdir(parents=True)
+    tables_page.main([tmp_path / "results"], tmp_path / "docs", "Two of them.", name="shifted")
+    text = (tmp_path / "docs" / "shifted.md").read_text(encoding="utf-8")
+    assert text.startswith("# Tables under shift, beside rivals\n")
+    assert "Two of them.\n\n![" in text
+    assert "](assets/shifted.png)" in text
+    assert (tmp_path / "docs" / "assets" / "shifted.png").stat().st_size > 1000
+    assert "| yacht-gap | 1.25 | 1.58 |" in text
+
+
 def test_a_page_needs_scores(tmp_path):
     with pytest.raises(ValueError, match="no scores there"):
         tables_page.page([tmp_path])

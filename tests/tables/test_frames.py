@@ -572,6 +572,21 @@ def test_a_target_among_the_inputs_is_told():
     regressor()._prepare(FRAME[:9].assign(fare=TARGET[:9])[["area", "fare"]], TARGET[:9], None)
 
 
+def test_a_target_that_is_a_sum_of_inputs_is_told():
+    parts = pd.DataFrame(RNG.normal(size=(ROWS, 3)), columns=["net", "tax", "other"]).assign(
+        town=FRAME["town"]
+    )
+    total = (parts["net"] + 0.2 * parts["tax"] + 5 * (parts["town"] == parts["town"][0])).to_numpy()
+    with pytest.warns(UserWarning, match="linear function of them, mostly of 'town', 'net', 'tax'. If"):
+        regressor()._prepare(parts, total, None)
+    # Warnings are errors: these have none, and neither has chance, where rows are few.
+    regressor()._prepare(parts, total + 1e-4 * NOISE, None)
+    regressor()._prepare(parts, np.exp(total), None)
+    many = pd.DataFrame(RNG.normal(size=(ROWS, 30))).add_prefix("c")
+    regressor()._prepare(many, TARGET, None)
+    regressor()._prepare(pd.DataFrame(np.eye(ROWS)).add_prefix("c"), TARGET, None)
+
+
 # Sparse matrices
 
 

@@ -1,5 +1,6 @@
 """What a table chooses for itself, and that tables trained side by side reach what theory says of each."""
 
+import dataclasses
 import itertools
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from measureflow.flows.schedules import CosineDecay
 from measureflow.networks.likelihoods import Categorical, Heteroscedastic
 from measureflow.networks.losses import NegativeLogLikelihood
 from measureflow.networks.network import Network
+from measureflow.runs.driver import drive
 from measureflow.statement.scores import LogScore
 from measureflow.tables.choosing import (
     FACTORS,
@@ -37,7 +39,7 @@ from measureflow.tables.choosing import (
     spread_for,
     trials_of,
 )
-from measureflow.tables.comparing import held_out_weights
+from measureflow.tables.comparing import chosen_on_folds, held_out_weights
 from measureflow.tables.encoding import PiecewiseLinear
 from measureflow.tables.members import columns_of, of_all_steps, parts_given
 from measureflow.tables.methods import METHODS, SCORED_TOGETHER, WITH_ENTROPY, WITHOUT_ENTROPY, Candidate
@@ -433,14 +435,19 @@ def test_held_out_rows_count_for_what_they_stand_for():
     assert np.allclose(held_out_weights(cut, 0), weights[order])
 
 
-def test_little_noise_is_trained_on_for_longer():
-    warm, cold = Trial(0, Candidate(1.0)), Trial(0, Candidate(0.03, 0.25))
-    noisy = Choice((warm, cold), scores={warm: 0.9, cold: -1.0})
-    assert noisy.longer(2.0) == noisy
-    clear = Choice((warm, cold), scores={warm: 1.1, cold: -1.0})
-    assert [part.candidate.steps for part in clear.longer(2.0).parts] == [2.0, 0.5]
-    assert clear.longer(2.0).scores == clear.scores
-    assert clear.longer(1.0) == clear
+@pytest.mark.parametrize(
+    ("score", "length", "learns_on"),
+    [(-1.0, 0.25, False), (-0.8, 1.0, False), (0.9, 1.0, True), (1.1, 2.0, True)],
+)
+def test_the_noise_of_targets_says_how_long_to_train(score, length, learns_on):
+    """By the best of what was chosen: what was not says nothing."""
+    warm, cold, other = (Trial(0, Candidate(*numbers)) for numbers in ((1.0,), (0.03, 0.25), (3.0,)))
+    choice = Choice((warm, cold), scores={warm: score, cold: score - 1, other: score + 5})
+    assert choice.length(0.25, 2.0) == length
+    assert choice.learns_on == learns_on
+    assert choice.length(1.0, 1.0) == 1.0
+    assert [part.candidate.steps for part in choice.stretched(2.0).parts] == [2.0, 0.5]
+    assert choice.stretched(2.0).scores == choice.scores
 
 
 def test_shares_of_steps_that_are_given_stay_in_proportion():
@@ -713,6 +720,59 @@ def test_choosing_on_tables_of_many_and_few_rows():
         # That of the truth, N(f(x), 1), where the noise has this variance.
         best = -0.5 * np.log(2 * np.pi) - 0.5 * variance
         assert max(scores.values()) == pytest.approx(best, abs=5 * variance / np.sqrt(2 * MANY / 10))
+
+
+def test_laws_are_as_wide_as_training_for_all_steps_makes_them_need():
+    """In a few of the steps little is learned by heart, in all of them much: of targets whose noise is small
+    beside them. The mutant is what a model of one layer has: the width that suits its trials."""
+    rng, rows = np.random.default_rng(0), 60
+    inputs = rng.normal(size=(rows, 4)).astype(np.float32)
+    targets = (inputs[:, 0] + rng.normal(size=rows)).astype(np.float32)
+    table = Table.of(inputs, targets, np.ones(rows))
+    network, law = Network.mlp(4, (16, 16), 2, "tanh"), Heteroscedastic(smallest_scale=1e-2)
+    method = dataclasses.replace(METHODS["DE"], candidates=(Candidate(1e-3), Candidate(2e-3)))
+    found, ends = {}, {}
+    for name, hidden in (("all steps", (16, 16)), ("mutant", (16,))):
+        loss, prior = NegativeLogLikelihood(network, law), network.prior()
+        volume = {"log_volume": lambda y: np.full(len(y), np.log(100))}
+        model = Model(Shape(hidden, 0), loss, prior, 1_600, 100, spreads=SPREADS, **volume)
+        recipe, runs = Recipe(method, particles=4, batch_size=10**6), []
+
+        def noted(trials, end, what, runs=runs):
+            runs.append((trials.numbers.shape[0], end))
+            return drive(trials, end)
+
+        (found[name],) = chosen_on_folds([(model,)], recipe, [table], key(0), noted)
+        ends[name] = runs
+    assert ends == {"all steps": [(3, 100), (3, 1_600)], "mutant": [(3, 100)]}
+    assert found["mutant"].parts == found["all steps"].parts
+    assert found["all steps"].spread[0] > 1.5 * found["mutant"].spread[0]
+
+
+def test_of_many_rows_one_fold_says_how_wide_laws_must_be():
+    """And tables that are mostly noise are trained no longer than their trials."""
+    network, runs = linear(), []
+    tables = [a_table(rows, seed=rows) for rows in (FEW - 1, FEW)]
+    noise = np.random.default_rng(0).normal(size=FEW).astype(np.float32)
+    tables.append(tables[1]._replace(targets=noise))
+    loss = NegativeLogLikelihood(network, unit_normal)
+    # The noise of targets is 1: no score is above 0. For two tables, as if it were a hundredth.
+    volume = [lambda y: np.full(len(y), np.log(100))] * 2 + [None]
+    models = [
+        (Model(Shape((2, 2), 0), loss, network.prior(), 80, 20, lengths=(0.25, 1.0), log_volume=one),)
+        for one in volume
+    ]
+    recipe = Recipe(METHODS["DE"], batch_size=10**6, step_size=0.05)
+
+    def noted(trials, end, what):
+        runs.append((trials.numbers.shape[0], end))
+        return drive(trials, end)
+
+    choices = chosen_on_folds(models, recipe, tables, key(0), noted)
+    assert runs == [(9, 20), (4, 80)]
+    trials = [{0.25 * one.steps for one in WITHOUT_ENTROPY}, {one.steps for one in WITHOUT_ENTROPY}]
+    for choice, shares in zip(choices, (trials[1], trials[1], trials[0]), strict=True):
+        assert {part.candidate.steps for part in choice.parts} <= shares
 
 
 # Stopping early

@@ -37,9 +37,11 @@ _WARM, _FEW_FOR_BINS = 0.3, 1_000
 _MOST_PARTS, _FEWEST_NETWORKS, _MOST_SHARING = 4, 4, 8
 # Spreads, by their places, at which ways to share an ensemble are compared: none, and some factors.
 _COMMON = np.array([0, *range(1, 1 + len(FACTORS), 3)])
-# Where the mean log density of held-out rows is higher than this, for targets of variance 1, they have little
-# noise, and there is more to learn.
-_LITTLE_NOISE = 1.0
+# The noise of targets, by the mean log density of held-out rows for targets of variance 1; that of a constant
+# is −1.42. Below the first, they are mostly noise, and little of them can be learned but by heart. Above the
+# second, networks learn much after a trial's end, and laws get narrower; above the third, there is more to
+# learn than in the usual steps.
+_MUCH_NOISE, _SOME_NOISE, _LITTLE_NOISE = -0.9, 0.0, 1.0
 # The spread is shrunk towards none as if there were so many rows more, for which none is right.
 _BELIEVED = 50
 
@@ -50,6 +52,10 @@ class Trial(NamedTuple):
     model: int
     candidate: Candidate
     view: View = View()
+
+    def stretched(self, length: float) -> "Trial":
+        """With so many times the steps."""
+        return self._replace(candidate=self.candidate._replace(steps=length * self.candidate.steps))
 
 
 # Of every trial: the log densities of held-out rows, for every spread.
@@ -73,15 +79,23 @@ class Choice(NamedTuple):
         """The number of the model."""
         return self.parts[0].model
 
-    def longer(self, longest: float) -> "Choice":
-        """With so many times the steps, where targets have little noise."""
-        if max(self.scores[part] for part in self.parts) <= _LITTLE_NOISE:
-            return self
+    @property
+    def score(self) -> float:
+        """That of the best of its parts, by which the noise of targets is known."""
+        return max(self.scores[part] for part in self.parts)
 
-        def stretched(part: Trial) -> Trial:
-            return part._replace(candidate=part.candidate._replace(steps=longest * part.candidate.steps))
+    @property
+    def learns_on(self) -> bool:
+        """Whether networks learn much after the end of a trial."""
+        return self.score > _SOME_NOISE
 
-        return self._replace(parts=tuple(stretched(part) for part in self.parts))
+    def length(self, shortest: float, longest: float) -> float:
+        """The share of all steps to take."""
+        return shortest if self.score < _MUCH_NOISE else longest if self.score > _LITTLE_NOISE else 1.0
+
+    def stretched(self, length: float) -> "Choice":
+        """With parts that take so many times the steps."""
+        return self._replace(parts=tuple(part.stretched(length) for part in self.parts))
 
 
 class Fold(NamedTuple):

@@ -34,7 +34,7 @@ from measureflow.tables.methods import Method, method_of
 from measureflow.tables.models import Model, Shape, given, require_encoding, require_hidden
 from measureflow.tables.posterior import drawn_for, is_sampled, require_sampled
 from measureflow.tables.reading import is_frame
-from measureflow.tables.recipe import LONGEST, Recipe, batch_size_for, steps_for, trial_steps_for
+from measureflow.tables.recipe import LONGEST, TRIAL_SHARE, Recipe, batch_size_for, steps_for, trial_steps_for
 from measureflow.tables.scaling import standardised
 from measureflow.tables.settings import check_settings, require_resumable, require_unchanged
 from measureflow.tables.table import Table, rows_of
@@ -274,14 +274,11 @@ class AbstractEnsemble(AbstractFitted):
         prior = network.prior()
         classes, simple = is_classifier(self), shape.simple
         steps = self.steps or steps_for(rows, dimension(prior.mean), classes=classes, simple=simple)
-        lengths = (
-            steps,
-            trial_steps_for(steps, simple=simple),
-            1.0 if self.steps or classes or simple else LONGEST,
-        )
+        lengths = (1.0, 1.0) if self.steps or classes or simple else (TRIAL_SHARE, LONGEST)
+        numbers = (steps, trial_steps_for(steps, simple=simple), lengths)
         loss = NegativeLogLikelihood(network, likelihood)
         spreads = self._spreads(network, likelihood)
-        return Model(shape, loss, prior, *lengths, spreads, encoding, self._views(shape, encoding))
+        return Model(shape, loss, prior, *numbers, spreads, encoding, self._views(shape, encoding))
 
     def _views(self, shape: Shape, encoding: PiecewiseLinear | None) -> tuple[View, ...]:
         """What networks may make of a row. Bins that were asked for are seen; draws of a posterior are not

@@ -111,8 +111,9 @@ class Model(NamedTuple):
         ℓ(θ, batch), which holds network and likelihood, and P.
     steps, trial_steps
         How long its ensembles are trained, and how long trials of it.
-    longest
-        By how much longer its ensembles are trained where targets have little noise.
+    lengths
+        The shares of these steps that ensembles take where targets are mostly noise, and where they have
+        little.
     spreads
         The factors and powers that the spread of its predictive law may have.
     encoding
@@ -133,7 +134,7 @@ class Model(NamedTuple):
     prior: Gaussian
     steps: int
     trial_steps: int
-    longest: float = 1.0
+    lengths: tuple[float, float] = (1.0, 1.0)
     spreads: np.ndarray = NO_SPREADS
     encoding: PiecewiseLinear | None = None
     tried: tuple[View, ...] = (View(),)

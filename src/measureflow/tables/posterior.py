@@ -159,4 +159,4 @@ def _some(drawn: Sample, number: int) -> Particles:
     """The last draws of so many particles of the sampler, which lie evenly among all."""
     chains = len(jax.tree.leaves(drawn.draws)[0])
     chosen = np.linspace(0, chains - 1, number).round().astype(int)
-    return jax.tree.map(lambda leaf: leaf[chosen, -1], drawn.draws)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf[chosen, -1]), drawn.draws)

@@ -10,8 +10,8 @@ from measureflow.tables.methods import METHODS, Candidate, Method
 
 # No run is shorter, unless it is asked to be.
 FEWEST_STEPS = 500
-# Of networks that are not simple: the share of all steps that a trial takes, and the number of all steps,
-# where targets have little noise.
+# Of networks that are not simple: the share of all steps that a trial takes, and an ensemble where targets
+# are mostly noise; and the number of all steps, where they have little noise.
 TRIAL_SHARE, LONGEST = 0.25, 2.0
 # A trial takes no more steps than these.
 _MOST_TRIAL_STEPS = 20_000

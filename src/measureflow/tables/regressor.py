@@ -96,8 +96,9 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         in proportion.
     steps : int, optional
         By default 40 a row up to 10,000, at least 4,000, then 20 a row up to 60,000; two fifths of that for
-        networks with bins or several layers, twice these where targets have little noise, half of these for
-        20,000 rows and more, and fewer for networks of more than 20,000 parameters.
+        networks with bins or several layers, twice these where targets have little noise, a quarter where
+        they are mostly noise, half of these for 20,000 rows and more, and fewer for networks of more than
+        20,000 parameters.
     batch_size : int, optional
         50 rows, or 100 of 2,000 and more, or 500 of 20,000 and more for networks with bins or several
         layers.

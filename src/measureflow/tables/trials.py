@@ -218,7 +218,7 @@ def _of_mean_1(rows: Rows) -> Rows:
     return inputs, targets, weights / jnp.mean(weights)
 
 
-# Each of these is one program for all tables t and trials c.
+# Each of these is one program for all trials c, and the first for all tables t.
 
 
 @eqx.filter_jit
@@ -231,10 +231,9 @@ def _observe(
 @eqx.filter_jit
 def _log_densities(
     plan: Plan, spreads: Float[Array, "s 2"] | None, members: Particles, data: tuple[Array, Array, Array]
-) -> tuple[Float[Array, "t c s rows"], Float[Array, "t c"]]:
-    trials = jax.vmap(eqx.Partial(plan.log_densities, spreads), (0, None, None, None))
-    # One table after the other: the networks' outputs on all of them might not fit.
-    return jax.lax.map(lambda table: trials(*table), (members, *data))
+) -> tuple[Float[Array, "c s rows"], Float[Array, " c"]]:
+    """Of one table."""
+    return jax.vmap(eqx.Partial(plan.log_densities, spreads), (0, None, None, None))(members, *data)
 
 
 class Trials(AbstractRun):
@@ -306,12 +305,16 @@ class Trials(AbstractRun):
         self, members: Particles, tables: list[Table], spreads: Float[Array, "s 2"] | None
     ) -> list[tuple[Float[np.ndarray, "c s rows"], Float[np.ndarray, " c"]]]:
         """`log_densities`, and the typical deviation of each trial."""
-        rows = few_sizes(max(len(table.weights) for table in tables))
-        densities, typical = _log_densities(self.plan, spreads, members, stacked(tables, rows))
-        of_tables = zip(
-            np.asarray(densities, np.float64), np.asarray(typical, np.float64), tables, strict=True
-        )
-        return [(of_table[..., : len(table.weights)], width) for of_table, width, table in of_tables]
+        rows, found = few_sizes(max(len(table.weights) for table in tables)), []
+        # One table after the other: a program then serves any number of them, and the outputs of all
+        # networks on all of them might not fit.
+        for index, table in enumerate(tables):
+            of_table = jax.tree.map(lambda leaf, index=index: leaf[index], members)
+            inputs, targets, weights = (array[0] for array in stacked([table], rows))
+            densities, typical = _log_densities(self.plan, spreads, of_table, (inputs, targets, weights))
+            of_rows = np.asarray(densities, np.float64)[..., : len(table.weights)]
+            found.append((of_rows, np.asarray(typical, np.float64)))
+        return found
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
