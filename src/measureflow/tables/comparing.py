@@ -146,7 +146,7 @@ class OnFolds:
         found: list[dict[Trial, Any]] = [{} for _ in self.models]
         scored = self._scored(self.members)
         for fold, tried, (densities, _) in zip(self.folds, self.tried, scored, strict=True):
-            for trial, rows in dict(zip(tried, densities, strict=True)).items():
+            for trial, rows in zip(tried, densities, strict=True):
                 found[fold.table].setdefault(trial, []).append(rows)
         return [{trial: np.concatenate(rows, axis=-1) for trial, rows in one.items()} for one in found]
 
