@@ -104,6 +104,7 @@ def test_imports_go_one_way():
                 "tables.classifier",
                 "tables.regressor",
                 "tables.settings",
+                "tables.smoother",
                 "tables.inputs",
                 "study.datasets",
                 "study.tables.rivals.classical",

@@ -401,6 +401,7 @@ for _module, _names in {
     "tables.models": ("Shape",),
     "tables.posterior": ("Verdict",),
     "tables.regressor": ("EnsembleRegressor",),
+    "tables.smoother": ("Smoother",),
     "tables.targets": ("Shifted",),
     "commands.model": ("TableModel",),
     "commands.surroundings": ("Surroundings",),

@@ -39,11 +39,12 @@ from measureflow.tables.choosing import (
     spread_for,
     trials_of,
 )
-from measureflow.tables.comparing import chosen_on_folds, held_out_weights
+from measureflow.tables.comparing import chosen_on_folds
 from measureflow.tables.encoding import PiecewiseLinear
 from measureflow.tables.members import columns_of, of_all_steps, parts_given
 from measureflow.tables.methods import METHODS, SCORED_TOGETHER, WITH_ENTROPY, WITHOUT_ENTROPY, Candidate
 from measureflow.tables.models import Model, Shape
+from measureflow.tables.on_folds import held_out_weights
 from measureflow.tables.recipe import Recipe, batch_size_for, steps_for, trial_steps_for
 from measureflow.tables.side_by_side import SideBySide, apart
 from measureflow.tables.stopping import PATIENCE, Best
@@ -517,7 +518,7 @@ def test_statement():
     problems = {}
     for name, method in METHODS.items():
         plan = Plan.of(Summed(), prior, None, Recipe(method), rows=2)
-        problems[name] = method.problem(plan.setting(jnp.asarray([0.3, 100.0, 0.0, 0.0])))
+        problems[name] = method.problem(plan.setting(jnp.asarray([0.3, 100.0, 0.0, 0.0, 0.0])))
     batch = jnp.asarray([2.0, 5.0])
     for method, problem in problems.items():
         energy = problem.free_energy(batch)

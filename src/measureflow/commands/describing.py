@@ -48,7 +48,7 @@ def tried(model: TableModel) -> list[dict[str, Any]]:
     return [
         {
             "network and law": str(scores["model"][i]),
-            "sees": _view(scores["binned"][i], scores["linear"][i]),
+            "sees": _view(scores["binned"][i], scores["linear"][i], scores["smoothed"][i]),
             "prior weight": f"{scores['prior_weight'][i]:g}",
             "share of steps": f"{scores['share_of_steps'][i]:g}",
             "log density of held-out rows": f"{scores['log_density'][i]:.3f}",
@@ -60,7 +60,7 @@ def tried(model: TableModel) -> list[dict[str, Any]]:
 
 def members(estimator: Any) -> str:
     """How many networks have which prior weight, and what they see: "15 with prior weight 1, 5 with 0.3"."""
-    columns = [estimator.members_[name].tolist() for name in ("prior_weight", "binned", "linear")]
+    columns = [estimator.members_[name].tolist() for name in ("prior_weight", "binned", "linear", "smoothed")]
     alike = Counter(zip(*columns, strict=True))
     differ = len({row[1:] for row in alike}) > 1
     texts = []
@@ -71,8 +71,9 @@ def members(estimator: Any) -> str:
     return "; ".join(texts)
 
 
-def _view(binned: float, linear: float) -> str:
-    return ("bins" if binned else "columns") + (", linearly" if linear else "")
+def _view(binned: float, linear: float, smoothed: float) -> str:
+    columns = ("bins" if binned else "columns") + (" and a smoother" if smoothed else "")
+    return columns + (", linearly" if linear else "")
 
 
 def _method(estimator: Any) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from measureflow.tables.methods import Candidate
+from measureflow.tables.smoother import Smoothness
 from measureflow.tables.table import Table
 from measureflow.tables.views import View
 
@@ -41,7 +42,10 @@ _COMMON = np.array([0, *range(1, 1 + len(FACTORS), 3)])
 # is −1.42. Below the first, they are mostly noise, and little of them can be learned but by heart. Above the
 # second, networks learn much after a trial's end, and laws get narrower; above the third, there is more to
 # learn than in the usual steps.
-_MUCH_NOISE, _SOME_NOISE, _LITTLE_NOISE = -0.9, 0.0, 1.0
+MUCH_NOISE, _SOME_NOISE, _LITTLE_NOISE = -0.9, 0.0, 1.0
+# In nats a row: by so much must an ensemble with networks that see a smoother be ahead. Of few rows processes
+# know more than networks do, which gain more by the rows that were held out.
+_CLEARLY = 0.1
 # The spread is shrunk towards none as if there were so many rows more, for which none is right.
 _BELIEVED = 50
 
@@ -66,13 +70,14 @@ class Choice(NamedTuple):
     """What held-out rows choose: the trials that the parts of an ensemble come from, all of one model; the
     factor and the power of its spread, and the typical deviation that these refer to; the mean log predictive
     density of held-out rows for every trial at its best, and its share of the ensemble (empty where there was
-    nothing to choose)."""
+    nothing to choose); and where networks see what a smoother says, how smooth that is."""
 
     parts: tuple[Trial, ...]
     spread: tuple[float, float] = NO_SPREAD
     typical: float = 1.0
     scores: Mapping[Trial, float] = MappingProxyType({})
     shares: Mapping[Trial, float] = MappingProxyType({})
+    smoothness: Smoothness | None = None
 
     @property
     def model(self) -> int:
@@ -91,7 +96,7 @@ class Choice(NamedTuple):
 
     def length(self, shortest: float, longest: float) -> float:
         """The share of all steps to take."""
-        return shortest if self.score < _MUCH_NOISE else longest if self.score > _LITTLE_NOISE else 1.0
+        return shortest if self.score < MUCH_NOISE else longest if self.score > _LITTLE_NOISE else 1.0
 
     def stretched(self, length: float) -> "Choice":
         """With parts that take so many times the steps."""
@@ -143,6 +148,19 @@ def trials_of(views: list[tuple[View, ...]], candidates: tuple[Candidate, ...], 
     ]
 
 
+def trials_beside_smoothers(
+    model: int, views: tuple[View, ...], candidates: tuple[Candidate, ...], rows: int
+) -> list[Trial]:
+    """What networks with some of these views are tried with, that see a smoother beside the columns. What it
+    says is soon learned: the coldest candidates are left out."""
+    linear = sorted({bool(view.linear) for view in views})
+    return [
+        Trial(model, candidate, view)
+        for view in (View(linear=flag, smoothed=True) for flag in linear)
+        for candidate in _candidates_for(view, candidates, rows)[:2]
+    ]
+
+
 def _candidates_for(view: View, candidates: tuple[Candidate, ...], rows: int) -> tuple[Candidate, ...]:
     """Linear networks learn few rows by heart: one candidate is enough, and not the most cautious. Those that
     see bins learn more than others."""
@@ -164,11 +182,31 @@ def combined(densities: Densities, weights: Float[np.ndarray, " rows"], parts: i
     models: dict[int, list[Trial]] = {}
     for trial in sorted(scores, key=lambda trial: -scores[trial]):
         models.setdefault(trial.model, []).append(trial)
-    found = [_shared(trials[:_MOST_SHARING], densities, weights, parts) for trials in models.values()]
+    found = [_shared(trials, densities, weights, parts) for trials in models.values()]
     places = {trial: place for place, trial in enumerate(densities)}
     chosen = tuple(sorted(max(found, key=lambda one: one.score).trials, key=places.__getitem__))
     shares = {trial: chosen.count(trial) / parts for trial in densities}
     return Choice(chosen, scores=scores, shares=shares)
+
+
+def combined_beside_smoothers(
+    densities: Densities, weights: Float[np.ndarray, " rows"], before: Choice, parts: int
+) -> Choice:
+    """What shares an ensemble with networks that see a smoother, where that is clearly better than without
+    them; else what was chosen before. The scores are those of all that was ever tried."""
+    plain = {trial: rows for trial, rows in densities.items() if not trial.view.smoothed}
+    chosen = combined(densities, weights, parts)
+    ahead = _best_score(densities, weights, parts) - _best_score(plain, weights, parts)
+    taken = chosen if ahead > _CLEARLY else before
+    scores = {**before.scores, **chosen.scores}
+    shares = {trial: taken.shares.get(trial, 0.0) for trial in scores}
+    return before._replace(parts=taken.parts, scores=scores, shares=shares)
+
+
+def _best_score(densities: Densities, weights: Float[np.ndarray, " rows"], parts: int) -> float:
+    """Of the best way in which trials of one model share an ensemble."""
+    trials = sorted(densities, key=lambda trial: -_scored(densities[trial], weights).score)
+    return _shared(trials, densities, weights, parts).score
 
 
 class _Shared(NamedTuple):
@@ -181,7 +219,8 @@ class _Shared(NamedTuple):
 def _shared(
     trials: list[Trial], densities: Densities, weights: Float[np.ndarray, " rows"], parts: int
 ) -> _Shared:
-    """The best way in which these trials share an ensemble."""
+    """The best way in which these trials, the best first, share an ensemble."""
+    trials = trials[:_MOST_SHARING]
     ways = list(itertools.combinations_with_replacement(range(len(trials)), parts))
     shares = np.array([np.bincount(way, minlength=len(trials)) for way in ways]) / parts
     stacked = np.stack([densities[trial] for trial in trials])

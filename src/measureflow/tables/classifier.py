@@ -114,8 +114,8 @@ class EnsembleClassifier(ClassifierMixin, AbstractEnsemble):
     history_ : History
         Of the final training, at some fifty steps, as in `EnsembleRegressor`.
     validation_scores_ : dict of arrays
-        `model`, `prior_weight`, `share_of_steps`, `binned`, `linear`, `log_density`, the mean held-out log
-        probability, and `share` of each candidate, as in `EnsembleRegressor`.
+        `model`, `prior_weight`, `share_of_steps`, `binned`, `linear`, `smoothed`, `log_density`, the mean
+        held-out log probability, and `share` of each candidate, as in `EnsembleRegressor`.
     certificate_ : Verdict or None
         As in `EnsembleRegressor`.
     input_mean_, input_scale_ : array

@@ -1,39 +1,30 @@
-"""Trials on the folds of their tables: trained side by side, scored on the rows that were held out."""
+"""How the networks of each table are trained, by rows that are held out: which trials share the ensemble, for
+how long, and how wide their law is."""
 
 import dataclasses
-import math
-from collections.abc import Callable
-from typing import Any, TypeAlias
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Key
 
-from measureflow.core.pytrees import Particles
 from measureflow.tables.choosing import (
-    FEW,
     Choice,
-    Densities,
-    Fold,
-    Trial,
     combined,
+    combined_beside_smoothers,
     folds_of,
     parts_of,
-    spread_for,
+    trials_beside_smoothers,
     trials_of,
 )
+from measureflow.tables.methods import Candidate
 from measureflow.tables.models import Model
+from measureflow.tables.on_folds import Drive, OnFolds, held_out_weights
 from measureflow.tables.recipe import Recipe
+from measureflow.tables.smoother import Smoothness
+from measureflow.tables.smoothing import near
 from measureflow.tables.table import Table
-from measureflow.tables.trials import Plan, Trials, multiple_of_devices
+from measureflow.tables.trials import multiple_of_devices
 
 # Trials have no more particles than these: enough to tell them apart.
 FEWEST_PARTICLES, MOST_PARTICLES = 4, 6
-
-
-#: Takes trials to a step, with a name for progress; gives the name of a signal that ended it before.
-Drive: TypeAlias = Callable[[Trials, int, str], str | None]
 
 
 def chosen_on_folds(
@@ -42,7 +33,8 @@ def chosen_on_folds(
     """For each table, by folds that are held out: the trials that share its ensemble, how long these are
     trained, and its spread."""
     fewest = min(len(table.weights) for table in tables)
-    trials = trials_of([model.tried for model in models[0]], recipe.candidates(fewest), fewest)
+    candidates = recipe.candidates(fewest)
+    trials = trials_of([model.tried for model in models[0]], candidates, fewest)
     if len(trials) == 1:
         return [Choice((trials[0],))] * len(tables)
     parts = parts_of(recipe.particles, multiple_of_devices(1, recipe.mesh))
@@ -63,131 +55,74 @@ def chosen_on_folds(
         choices.append(combined(densities, held_out_weights(folds, table), parts))
     for number in sorted({choice.model for choice in choices}):
         of_model = {table: choice for table, choice in enumerate(choices) if choice.model == number}
-        for table, choice in with_lengths_and_spreads(compared[number], of_model).items():
+        again = Again(compared[number], tables, candidates, parts)
+        for table, choice in again.settled(of_model).items():
             choices[table] = choice
     return choices
 
 
-def held_out_weights(folds: list[Fold], table: int) -> Float[np.ndarray, " rows"]:
-    """Of all rows of a table, fold by fold."""
-    return np.concatenate([fold.held_out.counts for fold in folds if fold.table == table])
-
-
-def with_lengths_and_spreads(trials: "OnFolds", choices: dict[int, Choice]) -> dict[int, Choice]:
-    """The choices of tables, by their numbers, with the steps to take, and the spread of their ensembles.
+@dataclasses.dataclass(frozen=True)
+class Again:
+    """The second look at the tables whose trials chose one model: whether their networks see a smoother, for
+    how long they are trained, and how wide their law is.
 
     Trials are short. Where there is little noise, their networks learn much more in all the steps of final
     training, some of it by heart, and the width that suited a trial does not suit the ensemble: there, the
-    spread is that of networks which are trained on folds for all steps.
+    spread is that of networks which are trained on folds for all steps. Where a Gaussian process comes near,
+    networks that see what it says are trained beside those that were chosen.
     """
-    model = trials.models[0]
-    longer = {
-        table: choice
-        for table, choice in choices.items()
-        if choice.learns_on and model.trial_steps < model.steps and not model.shape.simple
-    }
-    others = {table: choice for table, choice in choices.items() if table not in longer}
-    found = trials.with_spreads(others) if others else {}
-    if longer:
-        found |= trials.of_all_steps(longer).with_spreads(longer)
-    return {table: found[table].stretched(choice.length(*model.lengths)) for table, choice in choices.items()}
 
+    trials: OnFolds
+    tables: list[Table]
+    candidates: tuple[Candidate, ...]
+    parts: int
 
-class OnFolds:
-    """Trials of one model, trained on the folds of some tables: for each fold `tried` has as many."""
+    def settled(self, choices: dict[int, Choice]) -> dict[int, Choice]:
+        """The choices of tables, by their numbers, with lengths and spreads."""
+        model, found = self.trials.models[0], {}
+        smooth = self._smooth(choices) if model.smoothed else {}
+        longer = {table for table, choice in choices.items() if choice.learns_on and model.learns_on}
+        at_once = {table: choice for table, choice in choices.items() if table not in smooth.keys() | longer}
+        if at_once:
+            found = self.trials.with_spreads(at_once)
+        for all_steps in (False, True):
+            group = {
+                table: choice
+                for table, choice in choices.items()
+                if table not in at_once and (table in longer) == all_steps
+            }
+            if group:
+                found |= self._trained(group, smooth, all_steps=all_steps)
+        return {
+            table: found[table].stretched(choice.length(*model.lengths)) for table, choice in choices.items()
+        }
 
-    def __init__(
-        self,
-        models: list[Model],
-        tried: list[list[Trial]],
-        recipe: Recipe,
-        folds: list[Fold],
-        steps: int,
-        key: Key[Array, ""],
-        drive: Drive,
-        what: str,
-    ):
-        self.models, self.tried, self.folds, shared = models, tried, folds, models[0]
-        self.recipe, self.key, self.drive = recipe, key, drive
-        trained = [models[fold.table].view(fold.trained) for fold in folds]
-        rows = max(len(table.weights) for table in trained)
-        plan = Plan.of(shared.loss, shared.prior, shared.views, recipe, rows)
-        # As many as final training will have, which then shares the program.
-        whole = max(len(fold.trained.weights) + len(fold.held_out.weights) for fold in folds)
-        self.trials = Trials(plan, trained, tried, steps, key, rows=whole)
-        end = math.ceil(steps * max(trial.candidate.steps for of_fold in tried for trial in of_fold))
-        signal = drive(self.trials, end, f"choosing {what}")
-        if signal is not None:
-            raise KeyboardInterrupt(
-                f"{signal} at step {self.trials.step} of {end} of choosing {what}: nothing was trained "
-                "yet; with encoding, likelihood and prior_weight there is nothing to choose."
-            )
-        self.members = self.trials.members()
+    def _smooth(self, choices: dict[int, Choice]) -> dict[int, Smoothness]:
+        """Those of the tables where a process comes near."""
+        found = {
+            table: near(self.trials, self.tables[table], table, choice.score)
+            for table, choice in choices.items()
+        }
+        return {table: smoothness for table, smoothness in found.items() if smoothness is not None}
 
-    def of_all_steps(self, choices: dict[int, Choice]) -> "OnFolds":
-        """Those that some tables chose, trained for all steps: on all folds of few rows, on the first of
-        many."""
-        folds: list[Fold] = []
-        for fold in self.folds:
-            few = len(fold.trained.weights) + len(fold.held_out.weights) < FEW
-            if fold.table in choices and (few or all(known.table != fold.table for known in folds)):
-                folds.append(fold)
-        tried = [list(dict.fromkeys(choices[fold.table].parts)) for fold in folds]
-        # Side by side, tables with fewer of them train one more than once.
-        most = max(map(len, tried))
-        tried = [of_fold + of_fold[-1:] * (most - len(of_fold)) for of_fold in tried]
-        steps = max(model.steps for model in self.models)
-        settings = (self.recipe, folds, steps, self.key, self.drive, "the width of laws")
-        return OnFolds(self.models, tried, *settings)
-
-    def densities(self) -> list[Densities]:
-        """For every table, of every trial: the log densities of held-out rows, in units that all models
-        share, for every spread."""
-        found: list[dict[Trial, Any]] = [{} for _ in self.models]
-        scored = self._scored(self.members)
-        for fold, tried, (densities, _) in zip(self.folds, self.tried, scored, strict=True):
-            for trial, rows in zip(tried, densities, strict=True):
-                found[fold.table].setdefault(trial, []).append(rows)
-        return [{trial: np.concatenate(rows, axis=-1) for trial, rows in one.items()} for one in found]
-
-    def with_spreads(self, choices: dict[int, Choice]) -> dict[int, Choice]:
-        """With the spread of the ensemble of their parts: an ensemble is less sure than its parts, and needs
-        to be widened less."""
-        # Tables with another model are not looked at.
-        some = next(iter(choices.values()))
-        parts = [choices.get(fold.table, some).parts for fold in self.folds]
-        places = [
-            [tried.index(part) for part in of_fold] for tried, of_fold in zip(self.tried, parts, strict=True)
-        ]
-        scored, found = self._scored(_joined(self.members, np.array(places))), {}
+    def _trained(
+        self, choices: dict[int, Choice], smooth: dict[int, Smoothness], *, all_steps: bool
+    ) -> dict[int, Choice]:
+        """With spreads by networks that are trained once more; some of them beside a smoother, where that is
+        clearly better."""
+        tried = {table: list(dict.fromkeys(choice.parts)) for table, choice in choices.items()}
+        for table in choices.keys() & smooth.keys():
+            model, rows = choices[table].model, len(self.tables[table].weights)
+            views = self.trials.models[table].tried
+            tried[table] += trials_beside_smoothers(model, views, self.candidates, rows)
+        what = "whether a smoother helps" if smooth else "the width of laws"
+        again = self.trials.again(tried, what, all_steps=all_steps, smooth=smooth)
+        densities, found = again.densities(), {}
         for table, choice in choices.items():
-            of_table = [one for fold, one in zip(self.folds, scored, strict=True) if fold.table == table]
-            densities = np.concatenate([densities[0] for densities, _ in of_table], axis=-1)
-            spread = spread_for(densities, held_out_weights(self.folds, table))
-            typical = float(np.exp(np.mean([np.log(widths[0]) for _, widths in of_table])))
-            found[table] = choice._replace(spread=spread, typical=typical)
-        return found
-
-    def _scored(
-        self, members: Particles
-    ) -> list[tuple[Float[np.ndarray, "c s rows"], Float[np.ndarray, " c"]]]:
-        """Of every fold: the log densities of its rows for every trial and spread, and how wide laws are."""
-        spreads = self.models[0].spreads
-        factors = jnp.asarray(spreads, jnp.float32) if len(spreads) > 1 else None
-        held_out = [self.models[fold.table].view(fold.held_out) for fold in self.folds]
-        scored = self.trials.scored(members, held_out, factors)
-        return [
-            (self.models[fold.table].comparable(rows, fold.held_out), widths)
-            for fold, (rows, widths) in zip(self.folds, scored, strict=True)
-        ]
-
-
-@jax.jit
-def _joined(members: Any, places: Array) -> Any:
-    """(fold, trial, particle, ...) as (fold, 1, particle, ...): those of some trials as one ensemble."""
-
-    def one(leaf: Array) -> Array:
-        chosen = leaf[jnp.arange(len(places))[:, None], places]
-        return chosen.reshape(len(places), 1, -1, *leaf.shape[3:])
-
-    return jax.tree.map(one, members)
+            if table in smooth:
+                weights = held_out_weights(again.folds, table)
+                choice = combined_beside_smoothers(densities[table], weights, choice, self.parts)
+            if any(part.view.smoothed for part in choice.parts):
+                choice = choice._replace(smoothness=smooth[table])
+            found[table] = choice
+        return again.with_spreads(found)

@@ -29,14 +29,22 @@ from measureflow.tables.encoding import PiecewiseLinear, can_be_cut
 from measureflow.tables.fitted import AbstractFitted
 from measureflow.tables.frames import Columns
 from measureflow.tables.inputs import require_mass, scaling
-from measureflow.tables.members import members_of, most_frequent, parts_given, scores_of
+from measureflow.tables.members import members_of, most_frequent, parts_given, scores_of, sees_smoother
 from measureflow.tables.methods import Method, method_of
-from measureflow.tables.models import Model, Shape, given, require_encoding, require_hidden
+from measureflow.tables.models import (
+    Model,
+    Shape,
+    given,
+    require_encoding,
+    require_hidden,
+    require_smoothness,
+)
 from measureflow.tables.posterior import drawn_for, is_sampled, require_sampled
 from measureflow.tables.reading import is_frame
 from measureflow.tables.recipe import LONGEST, TRIAL_SHARE, Recipe, batch_size_for, steps_for, trial_steps_for
 from measureflow.tables.scaling import standardised
 from measureflow.tables.settings import check_settings, require_resumable, require_unchanged
+from measureflow.tables.smoother import WIDTH, may_smooth
 from measureflow.tables.table import Table, rows_of
 from measureflow.tables.targets import Head
 from measureflow.tables.training import Ensemble, Ensembles, Trainer
@@ -240,28 +248,49 @@ class AbstractEnsemble(AbstractFitted):
             encoding, units = encodings.get(shape.encoding), self._units_for(shape.likelihood, y, weights)
             head = self._head(shape.likelihood, units)
             features = inputs.shape[1] if encoding is None else encoding.width
-            activation = shape.activation if self.activation is None else self.activation
-            skip = shape.skip and not is_sampled(self.method)
-            network = Network.mlp(features, shape.hidden, head.outputs, activation, skip=skip)
-            network = network.with_constants(head.constants) if head.constants else network
-            model = self._model(shape, network, head.likelihood, encoding, len(inputs))
-            models.append(self._seen(model, units, y, weights))
+            plain = self._network(shape, head, features)
+            smoothed = self._may_smooth(inputs, plain, head.likelihood)
+            network = self._network(shape, head, features + WIDTH) if smoothed else plain
+            model = self._model(shape, network, head.likelihood, encoding, len(inputs), smoothed)
+            models.append(self._seen(model._replace(plain=plain), units, y, weights))
         return tuple(models)
+
+    def _network(self, shape: Shape, head: Head, features: int) -> Network:
+        activation = shape.activation if self.activation is None else self.activation
+        skip = shape.skip and not is_sampled(self.method)
+        network = Network.mlp(features, shape.hidden, head.outputs, activation, skip=skip)
+        return network.with_constants(head.constants) if head.constants else network
+
+    def _may_smooth(self, inputs: np.ndarray, network: Network, likelihood: Callable) -> bool:
+        """Whether networks may see a smoother, of targets that are numbers: those that `members` say so do,
+        and where all is chosen, those that held-out rows choose."""
+        if is_classifier(self):
+            return False
+        if self.members is not None:
+            return sees_smoother(self.members)
+        return self.encoding is None and not is_sampled(self.method) and may_smooth(*inputs.shape)
 
     def _last_model(self, y: np.ndarray, weights: np.ndarray) -> Model:
         """That of the fit that a warm start goes on from."""
-        model = self._model(self.shape_, self.network_, self.likelihood_, self.encoding_, len(y))
+        smoothed = self.smoother_ is not None
+        model = self._model(self.shape_, self.network_, self.likelihood_, self.encoding_, len(y), smoothed)
         return self._seen(model, self._target_units(), y, weights)
 
-    def _given(self) -> list[Choice] | None:
-        """How each part of the ensemble is trained, where that is not to be chosen: by the fit that a warm
+    def _given(self, tables: list[Table], models: "list[tuple[Model, ...]]") -> list[Choice] | None:
+        """How each part of the ensembles is trained, where that is not to be chosen: by the fit that a warm
         start goes on from, or by `members`."""
         members = self.members_ if self._goes_on() else self.members
-        return (
-            None
-            if members is None
-            else [Choice(parts_given(members, self.prior_weight, longest=self.steps is None))]
-        )
+        if members is None:
+            return None
+        choice = Choice(parts_given(members, self.prior_weight, longest=self.steps is None))
+        if not sees_smoother(members):
+            return [choice] * len(tables)
+        if self._goes_on() and self.smoother_ is not None:
+            return [choice._replace(smoothness=self.smoother_.smoothness)] * len(tables)
+        return [
+            choice._replace(smoothness=require_smoothness(table, of_table[0]))
+            for table, of_table in zip(tables, models, strict=True)
+        ]
 
     def _model(
         self,
@@ -270,6 +299,7 @@ class AbstractEnsemble(AbstractFitted):
         likelihood: Callable,
         encoding: PiecewiseLinear | None,
         rows: int,
+        smoothed: bool,
     ) -> Model:
         prior = network.prior()
         classes, simple = is_classifier(self), shape.simple
@@ -278,7 +308,8 @@ class AbstractEnsemble(AbstractFitted):
         numbers = (steps, trial_steps_for(steps, simple=simple), lengths)
         loss = NegativeLogLikelihood(network, likelihood)
         spreads = self._spreads(network, likelihood)
-        return Model(shape, loss, prior, *numbers, spreads, encoding, self._views(shape, encoding))
+        views = self._views(shape, encoding)
+        return Model(shape, loss, prior, *numbers, spreads, encoding, views, smoothed)
 
     def _views(self, shape: Shape, encoding: PiecewiseLinear | None) -> tuple[View, ...]:
         """What networks may make of a row. Bins that were asked for are seen; draws of a posterior are not
@@ -321,20 +352,23 @@ class AbstractEnsemble(AbstractFitted):
         if self._goes_on():
             initial = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], self.particles_)
         recipe = self._recipe(max(len(table.weights) for table in tables), prepared[0].models)
-        trainer = Trainer([one.models for one in prepared], recipe, self.verbose > 0)
-        given = self._given()
+        models = [one.models for one in prepared]
+        trainer = Trainer(models, recipe, self.verbose > 0)
         found = trainer.fit(
             tables,
             key,
-            given=None if given is None else given * len(tables),
+            given=self._given(tables, models),
             initial=initial,
             validation=validation,
             callbacks=callbacks,
             checkpoint=checkpoint,
         )
         if not found.interrupted or len(estimators) == 1:
-            for estimator, ensemble, one in zip(estimators, found.of_tables, prepared, strict=True):
-                estimator._take(ensemble, one.models)
+            columns = (estimators, found.of_tables, models, tables)
+            for estimator, ensemble, of_table, table in zip(*columns, strict=True):
+                estimator._take(ensemble, of_table)
+                if (smoothness := ensemble.choice.smoothness) is not None:
+                    estimator.smoother_ = of_table[ensemble.choice.model].smoother(table, smoothness)[0]
         return found
 
     def _draw(
@@ -365,9 +399,12 @@ class AbstractEnsemble(AbstractFitted):
         choice, model = found.choice, models[found.choice.model]
         if not self._goes_on():
             (self.spread_, self.spread_power_), self.typical_deviation_ = choice.spread, choice.typical
-        self.shape_, self.encoding_ = model.shape, model.encoding
+        self.shape_, self.encoding_, self.smoother_ = model.shape, model.encoding, None
+        sees_nothing = model.smoothed and choice.smoothness is None
         self.network_, self.likelihood_ = model.loss.network, model.loss.likelihood
         self.particles_ = jax.tree.map(np.asarray, found.particles)
+        if sees_nothing and model.plain is not None and model.views is not None:
+            self.network_, self.particles_ = model.plain, model.views.narrowed(self.particles_)
         self.members_ = members_of(choice.parts, self.particles)
         self.prior_weight_ = most_frequent(self.members_["prior_weight"])
         self.n_iter_ = found.steps

@@ -92,10 +92,12 @@ def _program(estimator: Any) -> bytes:
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, width), (levels,), (levels,))]
     predictive = estimator._predictive(*estimator._inner())
     outputs = _probabilities if hasattr(estimator, "classes_") else _laws
-    encoding = estimator.encoding_
+    encoding, smoother = estimator.encoding_, estimator.smoother_
 
     def predict(inputs: Array, p: Array, c: Array) -> tuple[Array, ...]:
         seen = inputs if encoding is None else encoding.of(inputs, jnp)
+        if smoother is not None:
+            seen = jnp.concatenate([seen, smoother.of_rows(inputs, jnp)], axis=1)
         return outputs(predictive, seen, p, c)
 
     exported = jax_export.export(jax.jit(predict), platforms=("cpu", "cuda"))(*shapes)

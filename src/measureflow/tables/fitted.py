@@ -25,6 +25,7 @@ from measureflow.tables.inputs import numbers, require_fitted
 from measureflow.tables.models import Shape
 from measureflow.tables.posterior import Verdict
 from measureflow.tables.scaling import standardised
+from measureflow.tables.smoother import Smoother
 
 
 class AbstractFitted(Exportable, BaseEstimator, abc.ABC):
@@ -37,6 +38,7 @@ class AbstractFitted(Exportable, BaseEstimator, abc.ABC):
     input_scale_: np.ndarray
     shape_: Shape
     encoding_: PiecewiseLinear | None
+    smoother_: Smoother | None = None
     network_: Network
     likelihood_: Callable
     particles_: Any
@@ -90,7 +92,9 @@ class AbstractFitted(Exportable, BaseEstimator, abc.ABC):
 
     def _rows(self, X: Any) -> np.ndarray:
         require_fitted(self)
-        return encoded(self.encoding_, standardised(numbers(self, X), self.input_mean_, self.input_scale_))
+        inputs = standardised(numbers(self, X), self.input_mean_, self.input_scale_)
+        rows = encoded(self.encoding_, inputs)
+        return rows if self.smoother_ is None else np.concatenate([rows, self.smoother_(inputs)], axis=1)
 
     def predict_dist(self, X: Any) -> Mixture:
         """p(y | x) for every row: the mixture over particles, a NumPyro distribution.

@@ -20,6 +20,7 @@ from measureflow.tables.methods import METHODS
 from measureflow.tables.models import Shape
 from measureflow.tables.posterior import Verdict
 from measureflow.tables.settings import check_settings
+from measureflow.tables.smoother import WIDTH, Smoother
 
 
 def _described(estimator: Any) -> dict[str, Any]:
@@ -123,7 +124,11 @@ def _require_sound(estimator: Any) -> None:
     require(encoding is None or isinstance(encoding, PiecewiseLinear), "encoding_ is no encoding")
     require((0 if encoding is None else encoding.bins) == shape.encoding, "encoding_ has not so many bins")
     require(encoding is None or len(encoding.binned) == numbers, "encoding_ is not of these columns")
-    inner, width = perceptron(estimator.network_), numbers if encoding is None else encoding.width
+    smoother = estimator.smoother_
+    sound = smoother is None or (isinstance(smoother, Smoother) and smoother.centres.shape[1] == numbers)
+    require(sound, "smoother_ is not of these columns")
+    said = 0 if smoother is None else WIDTH
+    inner, width = perceptron(estimator.network_), said + (numbers if encoding is None else encoding.width)
     require(inner is not None and inner.sizes[0] == width, "network_ has not these features")
     leaves = jax.tree.leaves(estimator.particles_)
     finite = all(isinstance(leaf, np.ndarray) and np.isfinite(leaf).all() for leaf in leaves)

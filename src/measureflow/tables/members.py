@@ -12,7 +12,7 @@ from measureflow.tables.recipe import LONGEST
 from measureflow.tables.views import View
 
 #: The columns: one number for each network.
-COLUMNS = ("prior_weight", "share_of_steps", "binned", "linear")
+COLUMNS = ("prior_weight", "share_of_steps", "binned", "linear", "smoothed")
 
 
 def columns_of(trials: Iterable[Trial]) -> dict[str, np.ndarray]:
@@ -57,6 +57,11 @@ def parts_given(
     number = next(n for n in range(1, len(rows) + 1) if len(rows) % n == 0 and _alike(rows, len(rows) // n))
     chosen = rows[:: len(rows) // number]
     return tuple(Trial(0, Candidate(*row[:2]), View(*map(bool, row[2:]))) for row in chosen)
+
+
+def sees_smoother(members: Mapping[str, np.ndarray]) -> bool:
+    """Whether some networks see what a smoother says."""
+    return bool(np.any(members["smoothed"]))
 
 
 def of_all_steps(members: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

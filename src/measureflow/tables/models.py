@@ -8,10 +8,12 @@ import numpy as np
 
 from measureflow.core.validation import require_count
 from measureflow.networks.losses import NegativeLogLikelihood
+from measureflow.networks.network import Network
 from measureflow.saving.registry import saved
 from measureflow.spaces.measures import Gaussian
 from measureflow.tables.choosing import FEW, FEWEST_TO_CHOOSE, MANY, NO_SPREADS
 from measureflow.tables.encoding import PiecewiseLinear
+from measureflow.tables.smoother import WIDTH, Smoother, Smoothness
 from measureflow.tables.table import Table
 from measureflow.tables.views import View, Views
 
@@ -120,6 +122,11 @@ class Model(NamedTuple):
         What makes more numbers of the columns, if anything does.
     tried
         What its networks may make of a row.
+    smoothed
+        Whether inputs have room for what a smoother says of a row, behind all other numbers: where there is
+        none, zeros, which no network sees.
+    plain
+        The network without that room.
     units
         Those of the targets, as the estimator keeps them.
     targets
@@ -138,6 +145,8 @@ class Model(NamedTuple):
     spreads: np.ndarray = NO_SPREADS
     encoding: PiecewiseLinear | None = None
     tried: tuple[View, ...] = (View(),)
+    smoothed: bool = False
+    plain: Network | None = None
     units: Any = None
     targets: Callable[[np.ndarray], np.ndarray] | None = None
     log_volume: Callable[[np.ndarray], np.ndarray] | None = None
@@ -145,17 +154,56 @@ class Model(NamedTuple):
     @property
     def views(self) -> Views | None:
         """What networks with any view see; None where all see all."""
-        return Views.of(self.loss.network, self.encoding)
+        return Views.of(self.loss.network, self.encoding, WIDTH if self.smoothed else 0)
+
+    @property
+    def learns_on(self) -> bool:
+        """Whether its ensembles are trained for longer than its trials."""
+        return self.trial_steps < self.steps and not self.shape.simple
 
     def view(self, table: Table) -> Table:
-        """The table as this model sees it."""
+        """The table as this model sees it, but for what a smoother says."""
         inputs = table.inputs if self.encoding is None else self.encoding(table.inputs)
-        targets = table.targets if self.targets is None else self.targets(table.targets)
-        return table._replace(inputs=inputs, targets=targets)
+        return self.in_units(table)._replace(inputs=inputs)
+
+    def in_units(self, table: Table) -> Table:
+        """The table with targets as the likelihood sees them."""
+        return table if self.targets is None else table._replace(targets=self.targets(table.targets))
+
+    def smoother(self, table: Table, smoothness: Smoothness) -> tuple[Smoother, np.ndarray]:
+        """One that has seen this table, and what it says of its rows, each left out."""
+        return Smoother.of(smoothness, self.in_units(table))
+
+    def seen(self, trained: Table, others: Sequence[Table], smoothness: Smoothness | None) -> list[Table]:
+        """A table to learn from as this model sees it, and others as it sees these then: what a smoother says
+        of any row, it says without having seen that row."""
+        tables = [self.view(table) for table in (trained, *others)]
+        if not self.smoothed:
+            return tables
+        said = [np.zeros((len(table.weights), WIDTH), np.float32) for table in tables]
+        if smoothness is not None:
+            smoother, left_out = self.smoother(trained, smoothness)
+            said = [left_out, *(smoother(table.inputs) for table in others)]
+        return [
+            table._replace(inputs=np.concatenate([table.inputs, columns], axis=1))
+            for table, columns in zip(tables, said, strict=True)
+        ]
 
     def comparable(self, densities: np.ndarray, table: Table) -> np.ndarray:
         """Log densities of a table's rows, in the units that all models share."""
         return densities if self.log_volume is None else densities + self.log_volume(table.targets)
+
+
+def require_smoothness(table: Table, model: Model) -> Smoothness:
+    """That of a table whose networks are to see a smoother."""
+    smoothness = Smoothness.learn(model.in_units(table)) if model.smoothed else None
+    if smoothness is None:
+        raise ValueError(
+            "members has networks that are smoothed: they see a Gaussian process of 50 to 1,500 distinct "
+            "rows with one target that is a number; set members['smoothed'] to 0, or let held-out rows "
+            "choose by members=None."
+        )
+    return smoothness
 
 
 def require_hidden(hidden: Any) -> tuple[int, ...] | None:

@@ -132,11 +132,15 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         The hidden layers, the bins and the likelihood, as given or chosen.
     encoding_ : PiecewiseLinear or None
         The bins of the columns.
+    smoother_ : Smoother or None
+        The Gaussian process whose mean and deviation some networks see beside the columns, where held-out
+        rows chose such networks, on tables of 50 to 1,500 rows.
     prior_weight_ : float
         As given, or of most networks.
     members_ : dict of arrays
         How each network was trained: its `prior_weight`, its `share_of_steps`, whether it sees bins,
-        `binned`, and whether it is `linear` in what it sees. An ensemble of 20 has four parts of five, each
+        `binned`, whether it is `linear` in what it sees, and whether it sees `smoother_`, too, `smoothed`. An
+        ensemble of 20 has four parts of five, each
         trained by one of the candidates: those under whose mixture held-out rows have the highest log score.
     spread_ : float
         A factor that widens or narrows the predictive law about its mean; 1 where nothing was chosen.
@@ -160,9 +164,9 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         over particles), `mixture_loss` (that of their mixture), `gradient_norm`, and more; on all rows, or on
         2,000 that lie evenly.
     validation_scores_ : dict of arrays
-        `model`, `prior_weight`, `share_of_steps`, `binned`, `linear`, `log_density` and `share`, with one
-        entry for each candidate: the mean log density of held-out rows, in units of standardised targets, at
-        the spread that suits it, and its share of the ensemble; empty where nothing was chosen.
+        `model`, `prior_weight`, `share_of_steps`, `binned`, `linear`, `smoothed`, `log_density` and `share`,
+        with one entry for each candidate: the mean log density of held-out rows, in units of standardised
+        targets, at the spread that suits it, and its share of the ensemble; empty where nothing was chosen.
     certificate_ : Verdict or None
         With method="posterior": whether the sampler's draws are certified, and what speaks against them.
     input_mean_, input_scale_, target_mean_, target_scale_ : array
@@ -344,6 +348,11 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
 
     def _spreads(self, network: Network, likelihood: Callable) -> np.ndarray:
         return SPREADS if changes_units(network, likelihood) else NO_SPREADS
+
+    def _may_smooth(self, inputs: np.ndarray, network: Network, likelihood: Callable) -> bool:
+        # Of bounds nothing is known by how smooth they are.
+        one = changes_units(network, likelihood) and self._targets() == 1 and not self.censored_
+        return one and super()._may_smooth(inputs, network, likelihood)
 
     def _sees_logarithms(self) -> bool:
         return self.target_log_

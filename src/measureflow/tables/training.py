@@ -24,6 +24,7 @@ from measureflow.tables.comparing import chosen_on_folds
 from measureflow.tables.methods import Candidate
 from measureflow.tables.models import Model
 from measureflow.tables.recipe import Recipe
+from measureflow.tables.smoother import Smoothness
 from measureflow.tables.stopping import Best
 from measureflow.tables.table import Table
 from measureflow.tables.trials import Plan, Trials
@@ -85,7 +86,10 @@ class Trainer:
             return self._fit(tables, key, given, initial, validation, callbacks, None)
         settings = dataclasses.asdict(self.recipe) | {"method": self.recipe.method, "mesh": None}
         made_of = fingerprint(
-            models=[[(*model[:6], model.encoding) for model in of_table] for of_table in self.models],
+            models=[
+                [(*model[:6], model.encoding, model.smoothed) for model in of_table]
+                for of_table in self.models
+            ],
             settings=settings,
             key=key,
             data=[tuple(table) for table in tables],
@@ -114,10 +118,13 @@ class Trainer:
         def training(choices: dict[int, Choice]) -> "Training":
             """Of the tables with these numbers, all of which chose the same model."""
             model = next(iter(choices.values())).model
-            mine = [self.models[index][model].view(tables[index]) for index in choices]
-            held_out = None
-            if validation is not None:
-                held_out = [self.models[index][model].view(validation[index]) for index in choices]
+            mine, held_out = [], None if validation is None else []
+            for index, choice in choices.items():
+                others = [] if validation is None else [validation[index]]
+                table, *others = self.models[index][model].seen(tables[index], others, choice.smoothness)
+                mine.append(table)
+                if held_out is not None:
+                    held_out += others
             begun = None
             if initial is not None:
                 begun = jax.tree.map(lambda leaf: leaf[np.array(list(choices))], initial)
@@ -317,6 +324,7 @@ def _noted(choice: Choice) -> dict[str, Any]:
         "parts": [_flat(trial) for trial in choice.parts],
         "spread": [*choice.spread, choice.typical],
         "scores": [[*_flat(trial), score, choice.shares[trial]] for trial, score in choice.scores.items()],
+        "smoothness": choice.smoothness,
     }
 
 
@@ -332,7 +340,10 @@ def _choices_of(notes: dict[str, Any]) -> list[Choice]:
         scores, shares = ({trial(*row[:-2]): row[place] for row in noted["scores"]} for place in (-2, -1))
         factor, power, typical = noted["spread"]
         parts = tuple(trial(*part) for part in noted["parts"])
-        return Choice(parts, (factor, power), typical, scores, shares)
+        smoothness = noted["smoothness"] and Smoothness(
+            tuple(noted["smoothness"][0]), *noted["smoothness"][1:]
+        )
+        return Choice(parts, (factor, power), typical, scores, shares, smoothness)
 
     return [choice(noted) for noted in notes["choices"]]
 

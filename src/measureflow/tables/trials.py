@@ -44,7 +44,7 @@ _MOST_LOOKED_AT = 2_000
 
 class Plan(eqx.Module):
     """How an ensemble is trained, as a function of its table and its trial's `numbers`: the weight λ/n of
-    the prior, the steps to take, and the two numbers of its view."""
+    the prior, the steps to take, and the three numbers of its view."""
 
     loss: NegativeLogLikelihood
     prior: Gaussian
@@ -78,7 +78,7 @@ class Plan(eqx.Module):
             mesh=recipe.mesh,
         )
 
-    def setting(self, numbers: Float[Array, "4"]) -> Setting:
+    def setting(self, numbers: Float[Array, "5"]) -> Setting:
         """MMD² with weight w pulls a particle towards the prior about as KL with weight 2w/(eJ) does, so
         `mmd` counts in multiples of J times the prior's weight: the two stay in proportion for any number of
         rows and any network."""
@@ -90,14 +90,14 @@ class Plan(eqx.Module):
         numbers_of_flow = (self.step_size, self.momentum, steps)
         return Setting(loss, prior, weight, mmd, *numbers_of_flow, self.particles)
 
-    def parts(self, numbers: Float[Array, "4"], begun: Any) -> tuple[Problem, AbstractFlow]:
+    def parts(self, numbers: Float[Array, "5"], begun: Any) -> tuple[Problem, AbstractFlow]:
         """The problem, and the flow for a beginning or for a state."""
         setting = self.setting(numbers)
         problem = self.method.problem(setting)
         flow = counted(self.method.flow(setting), problem, begun)
         return problem, flow if self.mesh is None else flow.on(self.mesh)
 
-    def start(self, initial: Particles | None, numbers: Float[Array, "4"], key: Key[Array, ""]) -> Any:
+    def start(self, initial: Particles | None, numbers: Float[Array, "5"], key: Key[Array, ""]) -> Any:
         """The state at step 0, from `initial` if it is given."""
         begun = self.method.start(self.setting(numbers), key) if initial is None else initial
         problem, flow = self.parts(numbers, begun)
@@ -116,7 +116,7 @@ class Plan(eqx.Module):
     def advance(
         self,
         state: Any,
-        numbers: Float[Array, "4"],
+        numbers: Float[Array, "5"],
         key: Key[Array, ""],
         data: Rows,
         cases: Int[Array, ""],
@@ -141,21 +141,21 @@ class Plan(eqx.Module):
         state = repeat(one_step, state, steps)
         return self._placed(problem, flow, state), jnp.all(flow.finite(state))
 
-    def members(self, state: Any, numbers: Float[Array, "4"], key: Key[Array, ""]) -> Particles:
+    def members(self, state: Any, numbers: Float[Array, "5"], key: Key[Array, ""]) -> Particles:
         """The particles of a state, or as many draws from the measure it stands for, without weights for
         what they do not see."""
         measure = self.parts(numbers, state)[1].measure(state)
         drawn = measure.particles if isinstance(measure, Empirical) else measure.sample(key, self.particles)
         return place(self.mesh, self.pruned(drawn, numbers))
 
-    def pruned(self, particles: Particles, numbers: Float[Array, "4"]) -> Particles:
+    def pruned(self, particles: Particles, numbers: Float[Array, "5"]) -> Particles:
         """Without weights for what they do not see."""
         if self.views is None:
             return particles
         return jax.vmap(self.views.pruned, (0, None))(particles, View(*numbers[2:]))
 
     def observe(
-        self, states: Any, data: PyTree, numbers: Float[Array, "c 4"], keys: Key[Array, " c"]
+        self, states: Any, data: PyTree, numbers: Float[Array, "c 5"], keys: Key[Array, " c"]
     ) -> dict[str, Float[Array, ""]]:
         """Of all trials of a table, which are one ensemble, on all rows, or on some that lie evenly: `loss`,
         the mean negative log-likelihood over members, and `mixture_loss`, that of their mixture; and
@@ -174,7 +174,7 @@ class Plan(eqx.Module):
         }
 
     def _gradient_norm(
-        self, state: Any, members: Particles, rows: PyTree, numbers: Float[Array, "4"]
+        self, state: Any, members: Particles, rows: PyTree, numbers: Float[Array, "5"]
     ) -> Float[Array, ""]:
         problem, flow = self.parts(numbers, state)
         g = getattr(flow, "preconditioner", None)
@@ -223,7 +223,7 @@ def _of_mean_1(rows: Rows) -> Rows:
 
 @eqx.filter_jit
 def _observe(
-    plan: Plan, states: Any, data: PyTree, numbers: Float[Array, "t c 4"], keys: Key[Array, "t c"]
+    plan: Plan, states: Any, data: PyTree, numbers: Float[Array, "t c 5"], keys: Key[Array, "t c"]
 ) -> dict[str, Float[Array, " t"]]:
     return jax.vmap(plan.observe)(states, data, numbers, keys)
 

@@ -1,0 +1,139 @@
+"""Trials of one model on the folds of their tables: trained side by side, scored on the rows that were held
+out."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from measureflow.core.pytrees import Particles
+from measureflow.tables.choosing import FEW, Choice, Densities, Fold, Trial, spread_for
+from measureflow.tables.models import Model
+from measureflow.tables.recipe import Recipe
+from measureflow.tables.smoother import Smoothness
+from measureflow.tables.trials import Plan, Trials
+
+#: Takes trials to a step, with a name for progress; gives the name of a signal that ended it before.
+Drive: TypeAlias = Callable[[Trials, int, str], str | None]
+
+
+def held_out_weights(folds: list[Fold], table: int) -> Float[np.ndarray, " rows"]:
+    """Of all rows of a table, fold by fold."""
+    return np.concatenate([fold.held_out.counts for fold in folds if fold.table == table])
+
+
+class OnFolds:
+    """Trials of one model, trained on the folds of some tables: for each fold `tried` has as many. Where its
+    networks see what a smoother says, `smooth` has that of each table."""
+
+    def __init__(
+        self,
+        models: list[Model],
+        tried: list[list[Trial]],
+        recipe: Recipe,
+        folds: list[Fold],
+        steps: int,
+        key: Key[Array, ""],
+        drive: Drive,
+        what: str,
+        smooth: Mapping[int, Smoothness] | None = None,
+    ):
+        self.models, self.tried, self.folds, shared = models, tried, folds, models[0]
+        self.recipe, self.key, self.drive = recipe, key, drive
+        smooth = smooth or {}
+        seen = [
+            models[fold.table].seen(fold.trained, [fold.held_out], smooth.get(fold.table)) for fold in folds
+        ]
+        trained, self.held_out = [pair[0] for pair in seen], [pair[1] for pair in seen]
+        rows = max(len(table.weights) for table in trained)
+        plan = Plan.of(shared.loss, shared.prior, shared.views, recipe, rows)
+        # As many as final training will have, which then shares the program.
+        whole = max(len(fold.trained.weights) + len(fold.held_out.weights) for fold in folds)
+        self.trials = Trials(plan, trained, tried, steps, key, rows=whole)
+        end = math.ceil(steps * max(trial.candidate.steps for of_fold in tried for trial in of_fold))
+        signal = drive(self.trials, end, f"choosing {what}")
+        if signal is not None:
+            raise KeyboardInterrupt(
+                f"{signal} at step {self.trials.step} of {end} of choosing {what}: nothing was trained "
+                "yet; with encoding, likelihood and prior_weight there is nothing to choose."
+            )
+        self.members = self.trials.members()
+
+    def again(
+        self,
+        tried: Mapping[int, list[Trial]],
+        what: str,
+        *,
+        all_steps: bool,
+        smooth: Mapping[int, Smoothness] | None = None,
+    ) -> "OnFolds":
+        """Trials of some tables once more, or others of them; for `all_steps` on all folds of few rows, and
+        on the first of many."""
+        folds: list[Fold] = []
+        for fold in self.folds:
+            few = len(fold.trained.weights) + len(fold.held_out.weights) < FEW
+            first = all(known.table != fold.table for known in folds)
+            if fold.table in tried and (not all_steps or few or first):
+                folds.append(fold)
+        # Side by side, tables with fewer of them train one more than once.
+        most = max(map(len, tried.values()))
+        of_folds = [tried[fold.table] for fold in folds]
+        of_folds = [of_fold + of_fold[-1:] * (most - len(of_fold)) for of_fold in of_folds]
+        steps = max(model.steps if all_steps else model.trial_steps for model in self.models)
+        return OnFolds(self.models, of_folds, self.recipe, folds, steps, self.key, self.drive, what, smooth)
+
+    def densities(self) -> list[Densities]:
+        """For every table, of every trial: the log densities of held-out rows, in units that all models
+        share, for every spread."""
+        found: list[dict[Trial, Any]] = [{} for _ in self.models]
+        scored = self._scored(self.members)
+        for fold, tried, (densities, _) in zip(self.folds, self.tried, scored, strict=True):
+            # One that is trained more than once counts once.
+            for trial, rows in dict(zip(tried, densities, strict=True)).items():
+                found[fold.table].setdefault(trial, []).append(rows)
+        return [{trial: np.concatenate(rows, axis=-1) for trial, rows in one.items()} for one in found]
+
+    def with_spreads(self, choices: dict[int, Choice]) -> dict[int, Choice]:
+        """With the spread of the ensemble of their parts: an ensemble is less sure than its parts, and needs
+        to be widened less."""
+        # Tables with another model are not looked at.
+        some = next(iter(choices.values()))
+        parts = [choices.get(fold.table, some).parts for fold in self.folds]
+        places = [
+            [tried.index(part) for part in of_fold] for tried, of_fold in zip(self.tried, parts, strict=True)
+        ]
+        scored, found = self._scored(_joined(self.members, np.array(places))), {}
+        for table, choice in choices.items():
+            of_table = [one for fold, one in zip(self.folds, scored, strict=True) if fold.table == table]
+            densities = np.concatenate([densities[0] for densities, _ in of_table], axis=-1)
+            spread = spread_for(densities, held_out_weights(self.folds, table))
+            typical = float(np.exp(np.mean([np.log(widths[0]) for _, widths in of_table])))
+            found[table] = choice._replace(spread=spread, typical=typical)
+        return found
+
+    def _scored(
+        self, members: Particles
+    ) -> list[tuple[Float[np.ndarray, "c s rows"], Float[np.ndarray, " c"]]]:
+        """Of every fold: the log densities of its rows for every trial and spread, and how wide laws are."""
+        spreads = self.models[0].spreads
+        factors = jnp.asarray(spreads, jnp.float32) if len(spreads) > 1 else None
+        scored = self.trials.scored(members, self.held_out, factors)
+        return [
+            (self.models[fold.table].comparable(rows, fold.held_out), widths)
+            for fold, (rows, widths) in zip(self.folds, scored, strict=True)
+        ]
+
+
+@jax.jit
+def _joined(members: Any, places: Array) -> Any:
+    """(fold, trial, particle, ...) as (fold, 1, particle, ...): those of some trials as one ensemble."""
+
+    def one(leaf: Array) -> Array:
+        chosen = leaf[jnp.arange(len(places))[:, None], places]
+        return chosen.reshape(len(places), 1, -1, *leaf.shape[3:])
+
+    return jax.tree.map(one, members)

@@ -1,0 +1,202 @@
+"""The Gaussian process whose predictions networks may see: what it says, that it says it of rows it has not
+seen, and where it is chosen."""
+
+import copy
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_close
+from quick import quickly_compiled  # noqa: F401
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern
+
+import measureflow as mf
+from measureflow.tables.choosing import Candidate, Choice, Trial, combined_beside_smoothers
+from measureflow.tables.smoother import Smoother, Smoothness
+from measureflow.tables.table import Table
+from measureflow.tables.views import View
+
+pytestmark = pytest.mark.standard_promotion
+
+SMOOTH = Smoothness((0.7, 1.5), 0.8, 0.05)
+
+
+def table(rows=60, weights=None, seed=0):
+    """A smooth function of two columns, with noise of variance 0.05."""
+    rng = np.random.default_rng(seed)
+    inputs = rng.normal(size=(rows, 2)).astype(np.float32)
+    targets = np.sin(2 * inputs[:, 0]) + 0.3 * inputs[:, 1] + np.sqrt(0.05) * rng.normal(size=rows)
+    return Table.of(inputs, targets.astype(np.float32), np.ones(rows) if weights is None else weights)
+
+
+def exactly(seen, inputs, smoothness=SMOOTH):
+    """scikit-learn's process, noise included: mean, and log of the deviation."""
+    kernel = ConstantKernel(smoothness.signal) * Matern(smoothness.lengthscales, nu=2.5)
+    process = GaussianProcessRegressor(kernel, alpha=smoothness.noise, optimizer=None)
+    mean, deviation = process.fit(seen.inputs, seen.targets).predict(inputs, return_std=True)
+    return np.stack([mean, 0.5 * np.log(deviation**2 + smoothness.noise)], axis=1)
+
+
+def test_it_is_the_process_of_scikit_learn():
+    seen, new = table(), table(40, seed=1).inputs
+    smoother, _ = Smoother.of(SMOOTH, seen)
+    assert_close(smoother(new), exactly(seen, new), 1e-4)
+    # Mutants: another smoothness, or another noise, is far away.
+    for changed in (SMOOTH._replace(lengthscales=(1.5, 0.7)), SMOOTH._replace(noise=0.1)):
+        assert np.max(np.abs(Smoother.of(changed, seen)[0](new) - exactly(seen, new))) > 0.05
+
+
+def test_other_libraries_compute_the_same():
+    smoother, _ = Smoother.of(SMOOTH, table())
+    new = table(40, seed=1).inputs
+    assert_close(smoother.of_rows(jnp.asarray(new), jnp), smoother(new), 1e-4)
+
+
+def test_of_rows_that_it_has_seen_it_says_what_it_would_without_them():
+    seen = table(30)
+    smoother, said = Smoother.of(SMOOTH, seen)
+    rows = np.arange(30)
+    expected = [exactly(seen.rows(rows != row), seen.inputs[row : row + 1])[0] for row in rows]
+    assert_close(said, np.array(expected), 1e-4)
+    # Mutant: what it says of them after it has seen them knows their noise.
+    errors = [np.mean((columns[:, 0] - seen.targets) ** 2) for columns in (said, smoother(seen.inputs))]
+    assert errors[1] < 0.7 * errors[0]
+
+
+def test_rows_with_the_same_inputs_are_left_out_together():
+    seen = table(30)
+    twice = Table.of(*(np.concatenate([part, part]) for part in seen[:3]))
+    assert_close(Smoother.of(SMOOTH, twice)[1][:30], Smoother.of(SMOOTH, seen)[1], 1e-5)
+
+
+def test_a_row_of_weight_k_is_k_equal_rows():
+    seen = table(30)
+    inputs = np.concatenate([seen.inputs, seen.inputs[:10]])
+    targets = np.concatenate([seen.targets, seen.targets[:10] + 1])
+    weighted = Table.of(inputs, targets, np.repeat([1.0, 3.0], [30, 10]))
+    order = np.repeat(np.arange(40), np.repeat([1, 3], [30, 10]))
+    repeated, first = (
+        Table.of(inputs[order], targets[order], np.ones(60)),
+        np.unique(order, return_index=True)[1],
+    )
+    assert_close(Smoother.of(SMOOTH, weighted)[1], Smoother.of(SMOOTH, repeated)[1][first], 1e-5)
+
+
+def test_smoothness_is_learned():
+    """300 rows tell the noise of variance 0.05, in units of targets of variance 1, to a fifth."""
+    seen = table(300)
+    scale = seen.targets.std()
+    smoothness = Smoothness.learn(seen._replace(targets=(seen.targets - seen.targets.mean()) / scale))
+    assert abs(np.log(smoothness.noise * scale**2 / 0.05)) < 0.25
+    assert smoothness.lengthscales[0] < smoothness.lengthscales[1], "the second column acts linearly"
+    assert Smoothness.learn(table(49)) is None
+    few = table(100)
+    assert Smoothness.learn(few._replace(inputs=np.sign(few.inputs))) is None, "few distinct rows"
+
+
+def test_noise_hardly_moves_what_is_said_without_any():
+    """Targets without noise: rounding must not make deviations below that of the smallest noise."""
+    seen = table(400)
+    seen = seen._replace(targets=np.sin(seen.inputs).sum(axis=1))
+    smoothness = Smoothness.learn(seen)
+    smoother, said = Smoother.of(smoothness, seen)
+    new = table(500, seed=1).inputs
+    means, log_deviations = smoother(new).T
+    errors = (means - np.sin(new).sum(axis=1)) / np.exp(log_deviations)
+    assert np.all(np.isfinite(said))
+    assert np.sqrt(np.mean(errors**2)) < 2
+    assert np.min(log_deviations) > 0.5 * np.log(smoothness.noise) - 1e-6
+    assert_close(smoother.of_rows(jnp.asarray(new), jnp)[:, 0], means, 3e-3)
+
+
+@pytest.mark.parametrize(("ahead", "chosen"), [(0.05, False), (0.2, True)])
+def test_networks_that_see_it_must_be_clearly_ahead(ahead, chosen):
+    plain, smoothed = Trial(0, Candidate(1.0)), Trial(0, Candidate(1.0), View(smoothed=True))
+    before = Choice((plain,) * 4, scores={plain: -1.0}, shares={plain: 1.0})
+    densities = {plain: np.full((1, 200), -1.0), smoothed: np.full((1, 200), -1.0 + ahead)}
+    choice = combined_beside_smoothers(densities, np.ones(200), before, 4)
+    assert choice.parts == ((smoothed if chosen else plain),) * 4
+    assert choice.shares == {plain: float(not chosen), smoothed: float(chosen)}
+    assert set(choice.scores) == {plain, smoothed}
+
+
+# In an estimator
+
+
+def smooth_rows(rows, seed=0):
+    """Six columns, a function without noise."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, size=(rows, 6))
+    return X, np.sin(X[:, 0] + X[:, 1]) + np.cos(X[:, 2]) * X[:, 3]
+
+
+@pytest.fixture(scope="module")
+def smoothed():
+    X, y = smooth_rows(200)
+    return mf.EnsembleRegressor(particles=8, steps=800, prior_weight=1.0, random_state=0).fit(X, y)
+
+
+def test_it_is_chosen_where_it_says_more(smoothed):
+    assert smoothed.smoother_ is not None
+    assert np.any(smoothed.members_["smoothed"] == 1)
+    scores = smoothed.validation_scores_
+    best = {flag: np.max(scores["log_density"][scores["smoothed"] == flag]) for flag in (0, 1)}
+    assert best[1] > best[0] + 0.1
+    X, y = smooth_rows(300, seed=1)
+    plain = mf.EnsembleRegressor(particles=8, steps=800, prior_weight=1.0, encoding=0, random_state=0)
+    plain.fit(*smooth_rows(200))
+    assert plain.smoother_ is None
+    errors = [np.sqrt(np.mean((one.predict(X) - y) ** 2)) for one in (smoothed, plain)]
+    assert errors[0] < 0.7 * errors[1]
+    assert mf.metrics.coverage(*smoothed.predict_interval(X), y) > 0.8
+
+
+def test_it_is_not_chosen_where_a_linear_function_says_all():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(150, 3))
+    y = X.sum(axis=1) + 3 * rng.normal(size=150)
+    fitted = mf.EnsembleRegressor(particles=8, steps=400, prior_weight=1.0, random_state=0).fit(X, y)
+    assert fitted.smoother_ is None
+    assert not np.any(fitted.members_["smoothed"])
+    assert fitted.particles_[0]["weight"].shape[1] == fitted.encoding_.width, "no room is left"
+
+
+def test_it_is_saved_exported_and_fitted_again(smoothed, tmp_path):
+    X, _ = smooth_rows(50, seed=1)
+    smoothed.save(tmp_path / "model.mf")
+    assert_close(mf.load(tmp_path / "model.mf").predict(X), smoothed.predict(X), 1e-6)
+    rows = np.random.default_rng(0).permutation(50)
+    assert_close(smoothed.predict(X[rows]), smoothed.predict(X)[rows], 1e-5)
+    given = {"hidden": smoothed.shape_.hidden, "encoding": smoothed.shape_.encoding}
+    again = mf.EnsembleRegressor(
+        particles=8,
+        steps=800,
+        likelihood=smoothed.shape_.likelihood,
+        members=smoothed.members_,
+        random_state=0,
+        **given,
+    ).fit(*smooth_rows(200))
+    assert again.smoother_ is not None
+    assert again.smoother_.smoothness == smoothed.smoother_.smoothness
+    assert np.corrcoef(again.predict(X), smoothed.predict(X))[0, 1] > 0.99
+
+
+def test_a_warm_start_sees_rows_as_a_smoother_that_has_not(smoothed):
+    X, y = smooth_rows(200, seed=2)
+    went_on = copy.deepcopy(smoothed).set_params(warm_start=True, steps=50).fit(X, y)
+    assert went_on.smoother_.smoothness == smoothed.smoother_.smoothness
+    assert not np.array_equal(went_on.smoother_.centres, smoothed.smoother_.centres), "it has seen these rows"
+    # Mutant: of rows that it has seen it would say that it hardly errs, and networks would believe it.
+    X, y = smooth_rows(300, seed=1)
+    assert mf.metrics.coverage(*went_on.predict_interval(X), y) > 0.8
+
+
+def test_members_cannot_see_what_is_not_there(smoothed):
+    X, y = smooth_rows(40)
+    model = mf.EnsembleRegressor(particles=8, members=smoothed.members_, hidden=(4,), encoding=0)
+    with pytest.raises(ValueError, match="members has networks that are smoothed"):
+        model.fit(X, y)
+    classes = mf.EnsembleClassifier(particles=8, members=smoothed.members_, hidden=(4,), encoding=0)
+    with pytest.raises(ValueError, match="members has networks that are smoothed"):
+        classes.fit(np.repeat(X, 2, axis=0), np.repeat(y > 0, 2))
