@@ -9,11 +9,15 @@ import pytest
 from helpers import assert_close
 from quick import quickly_compiled  # noqa: F401
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, Matern
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 import measureflow as mf
-from measureflow.tables.choosing import Candidate, Choice, Trial, combined_beside_smoothers
-from measureflow.tables.smoother import Smoother, Smoothness
+from measureflow.tables import smoothing
+from measureflow.tables.choosing import Candidate, Choice, Fold, Trial, combined_beside_smoothers, folds
+from measureflow.tables.models import Model, Shape
+from measureflow.tables.smoother import Smoother
+from measureflow.tables.smoothing import near
+from measureflow.tables.smoothness import Smoothness, negative_evidence
 from measureflow.tables.table import Table
 from measureflow.tables.views import View
 
@@ -93,6 +97,20 @@ def test_smoothness_is_learned():
     assert Smoothness.learn(table(49)) is None
     few = table(100)
     assert Smoothness.learn(few._replace(inputs=np.sign(few.inputs))) is None, "few distinct rows"
+
+
+def test_what_it_learns_by_is_the_marginal_likelihood_of_scikit_learn():
+    """Its value but for a constant, and its gradient."""
+    seen = table(40)
+    points, targets = seen.inputs.astype(np.float64), seen.targets.astype(np.float64)
+    kernel = ConstantKernel(1.0) * Matern([1.0, 1.0], nu=2.5) + WhiteKernel(1.0)
+    process = GaussianProcessRegressor(kernel, alpha=0.0, optimizer=None).fit(points, targets)
+    for logs in np.random.default_rng(0).normal(scale=0.5, size=(3, 4)):
+        # scikit-learn has the signal first.
+        theirs = process.log_marginal_likelihood(logs[[2, 0, 1, 3]], eval_gradient=True)
+        value, gradient = negative_evidence(logs, points, targets)
+        assert_close(-theirs[0], value + 20 * np.log(2 * np.pi), 1e-9)
+        assert_close(-theirs[1][[1, 2, 0, 3]], gradient, 1e-7)
 
 
 def test_noise_hardly_moves_what_is_said_without_any():
@@ -200,3 +218,27 @@ def test_members_cannot_see_what_is_not_there(smoothed):
     classes = mf.EnsembleClassifier(particles=8, members=smoothed.members_, hidden=(4,), encoding=0)
     with pytest.raises(ValueError, match="members has networks that are smoothed"):
         classes.fit(np.repeat(X, 2, axis=0), np.repeat(y > 0, 2))
+
+
+# Whether it comes near
+
+
+def test_it_is_judged_by_rows_that_it_has_not_seen(monkeypatch):
+    """120 rows of 25 columns, of which one matters: lengthscales learned from rows that are held out know
+    some of them by heart."""
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(120, 25)).astype(np.float32)
+    targets = (0.6 * inputs[:, 0] + 0.8 * rng.normal(size=120)).astype(np.float32)
+    seen, constant = Table.of(inputs, targets, np.ones(120)), -1.42
+    cut = [Fold(0, seen.rows(train), seen.rows(out)) for train, out in folds(120, rng)]
+    network = mf.Network.mlp(25, (), 2)
+    loss = mf.NegativeLogLikelihood(network, mf.likelihoods.Heteroscedastic())
+    model = Model(Shape((), 0), loss, network.prior(), 1, 1)
+    assert near(model, cut, constant - 0.5) is None, "targets are mostly noise to it"
+    monkeypatch.setattr(smoothing, "MUCH_NOISE", -np.inf)
+    assert len(near(model, cut, constant - 0.5)) == 3
+    assert near(model, cut, constant) is None
+    # Mutant: one that has learned from all rows seems to know more than a constant.
+    whole = Smoothness.learn(seen)
+    monkeypatch.setattr(smoothing.Smoothness, "learn", lambda table: whole)
+    assert near(model, cut, constant) is not None

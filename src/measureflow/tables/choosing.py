@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from measureflow.tables.methods import Candidate
-from measureflow.tables.smoother import Smoothness
+from measureflow.tables.smoothness import Smoothness
 from measureflow.tables.table import Table
 from measureflow.tables.views import View
 
@@ -88,6 +88,11 @@ class Choice(NamedTuple):
     def score(self) -> float:
         """That of the best of its parts, by which the noise of targets is known."""
         return max(self.scores[part] for part in self.parts)
+
+    @property
+    def is_smoothed(self) -> bool:
+        """Whether some networks see a smoother."""
+        return any(part.view.smoothed for part in self.parts)
 
     @property
     def learns_on(self) -> bool:

@@ -15,11 +15,11 @@ from measureflow.tables.choosing import (
     trials_of,
 )
 from measureflow.tables.methods import Candidate
-from measureflow.tables.models import Model
+from measureflow.tables.models import Model, require_smoothness
 from measureflow.tables.on_folds import Drive, OnFolds, held_out_weights
 from measureflow.tables.recipe import Recipe
-from measureflow.tables.smoother import Smoothness
 from measureflow.tables.smoothing import near
+from measureflow.tables.smoothness import Smoothness
 from measureflow.tables.table import Table
 from measureflow.tables.trials import multiple_of_devices
 
@@ -66,10 +66,10 @@ class Again:
     """The second look at the tables whose trials chose one model: whether their networks see a smoother, for
     how long they are trained, and how wide their law is.
 
-    Trials are short. Where there is little noise, their networks learn much more in all the steps of final
-    training, some of it by heart, and the width that suited a trial does not suit the ensemble: there, the
-    spread is that of networks which are trained on folds for all steps. Where a Gaussian process comes near,
-    networks that see what it says are trained beside those that were chosen.
+    Where a Gaussian process comes near, networks that see what it says are tried beside the others. Trials
+    are short: where there is little noise, networks learn much more in all the steps of final training, some
+    of it by heart, and neither what a smoother adds to a trial nor the width that suits it need suit the
+    ensemble. There, those that were chosen are trained on folds for all steps, and decide.
     """
 
     trials: OnFolds
@@ -80,49 +80,83 @@ class Again:
     def settled(self, choices: dict[int, Choice]) -> dict[int, Choice]:
         """The choices of tables, by their numbers, with lengths and spreads."""
         model, found = self.trials.models[0], {}
-        smooth = self._smooth(choices) if model.smoothed else {}
-        longer = {table for table, choice in choices.items() if choice.learns_on and model.learns_on}
-        at_once = {table: choice for table, choice in choices.items() if table not in smooth.keys() | longer}
-        if at_once:
-            found = self.trials.with_spreads(at_once)
-        for all_steps in (False, True):
-            group = {
-                table: choice
-                for table, choice in choices.items()
-                if table not in at_once and (table in longer) == all_steps
-            }
-            if group:
-                found |= self._trained(group, smooth, all_steps=all_steps)
-        return {
-            table: found[table].stretched(choice.length(*model.lengths)) for table, choice in choices.items()
-        }
+        smooth = self._near(choices) if model.smoothed else {}
+        beside, seeing = self._beside_smoothers(choices, smooth), {}
+        if beside is not None:
+            looked_at = self._combined(beside, {table: choices[table] for table in smooth})
+            seeing = {table: choice for table, choice in looked_at.items() if choice.is_smoothed}
+            # What else was tried is told.
+            choices = choices | {table: looked_at[table] for table in looked_at.keys() - seeing.keys()}
+        longer = {table: choice for table, choice in choices.items() if self._learns_on(choice)}
+        if longer:
+            found |= self._trained(longer, seeing, smooth)
+        settled = {table: seeing[table] for table in seeing.keys() - longer.keys()}
+        if settled and beside is not None:
+            found |= beside.with_spreads(settled)
+        rest = {table: choices[table] for table in choices.keys() - found.keys()}
+        if rest:
+            found |= self.trials.with_spreads(rest)
+        return {table: self._finished(table, choice, found[table]) for table, choice in choices.items()}
 
-    def _smooth(self, choices: dict[int, Choice]) -> dict[int, Smoothness]:
-        """Those of the tables where a process comes near."""
-        found = {
-            table: near(self.trials, self.tables[table], table, choice.score)
-            for table, choice in choices.items()
+    def _learns_on(self, choice: Choice) -> bool:
+        return choice.learns_on and self.trials.models[0].learns_on
+
+    def _near(self, choices: dict[int, Choice]) -> dict[int, list[Smoothness]]:
+        """For the tables where processes come near: those of its folds."""
+        found = {}
+        for table, choice in choices.items():
+            folds = [fold for fold in self.trials.folds if fold.table == table]
+            found[table] = near(self.trials.models[table], folds, choice.score)
+        return {table: of_folds for table, of_folds in found.items() if of_folds is not None}
+
+    def _beside_smoothers(
+        self, choices: dict[int, Choice], smooth: dict[int, list[Smoothness]]
+    ) -> OnFolds | None:
+        """All trials of these tables, and those of networks that see a smoother."""
+        if not smooth:
+            return None
+        tried = {
+            table: trials_beside_smoothers(
+                choices[table].model,
+                self.trials.models[table].tried,
+                self.candidates,
+                len(self.tables[table].weights),
+            )
+            for table in smooth
         }
-        return {table: smoothness for table, smoothness in found.items() if smoothness is not None}
+        what = "whether a smoother helps"
+        new = self.trials.again(tried, what, all_steps=False, smooth=self._of_folds(smooth))
+        return self.trials.beside(new)
 
     def _trained(
-        self, choices: dict[int, Choice], smooth: dict[int, Smoothness], *, all_steps: bool
+        self, choices: dict[int, Choice], seeing: dict[int, Choice], smooth: dict[int, list[Smoothness]]
     ) -> dict[int, Choice]:
-        """With spreads by networks that are trained once more; some of them beside a smoother, where that is
-        clearly better."""
-        tried = {table: list(dict.fromkeys(choice.parts)) for table, choice in choices.items()}
-        for table in choices.keys() & smooth.keys():
-            model, rows = choices[table].model, len(self.tables[table].weights)
-            views = self.trials.models[table].tried
-            tried[table] += trials_beside_smoothers(model, views, self.candidates, rows)
-        what = "whether a smoother helps" if smooth else "the width of laws"
-        again = self.trials.again(tried, what, all_steps=all_steps, smooth=smooth)
-        densities, found = again.densities(), {}
+        """With spreads by networks that are trained for all steps; where trials were better beside a
+        smoother, with it and without."""
+        parts = {table: choice.parts + seeing.get(table, choice).parts for table, choice in choices.items()}
+        tried = {table: list(dict.fromkeys(of_table)) for table, of_table in parts.items()}
+        again = self.trials.again(tried, "the width of laws", all_steps=True, smooth=self._of_folds(smooth))
+        undecided = {table: choice for table, choice in choices.items() if table in seeing}
+        return again.with_spreads(choices | self._combined(again, undecided))
+
+    def _combined(self, trials: OnFolds, choices: dict[int, Choice]) -> dict[int, Choice]:
+        """Some of whose networks see a smoother, where that is clearly better."""
+        if not choices:
+            return {}
+        densities, found = trials.densities(), {}
         for table, choice in choices.items():
-            if table in smooth:
-                weights = held_out_weights(again.folds, table)
-                choice = combined_beside_smoothers(densities[table], weights, choice, self.parts)
-            if any(part.view.smoothed for part in choice.parts):
-                choice = choice._replace(smoothness=smooth[table])
-            found[table] = choice
-        return again.with_spreads(found)
+            weights = held_out_weights(trials.folds, table)
+            found[table] = combined_beside_smoothers(densities[table], weights, choice, self.parts)
+        return found
+
+    def _of_folds(self, smooth: dict[int, list[Smoothness]]) -> list[Smoothness | None]:
+        """As the folds lie, None for those of other tables."""
+        left = {table: iter(of_table) for table, of_table in smooth.items()}
+        return [next(left[fold.table]) if fold.table in left else None for fold in self.trials.folds]
+
+    def _finished(self, table: int, before: Choice, choice: Choice) -> Choice:
+        """With its length; and where networks see a smoother, that of all rows."""
+        model = self.trials.models[table]
+        if choice.is_smoothed:
+            choice = choice._replace(smoothness=require_smoothness(self.tables[table], model))
+        return choice.stretched(before.length(*model.lengths))

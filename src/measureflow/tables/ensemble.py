@@ -44,7 +44,8 @@ from measureflow.tables.reading import is_frame
 from measureflow.tables.recipe import LONGEST, TRIAL_SHARE, Recipe, batch_size_for, steps_for, trial_steps_for
 from measureflow.tables.scaling import standardised
 from measureflow.tables.settings import check_settings, require_resumable, require_unchanged
-from measureflow.tables.smoother import WIDTH, may_smooth
+from measureflow.tables.smoother import WIDTH
+from measureflow.tables.smoothness import may_smooth
 from measureflow.tables.table import Table, rows_of
 from measureflow.tables.targets import Head
 from measureflow.tables.training import Ensemble, Ensembles, Trainer

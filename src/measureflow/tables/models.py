@@ -13,7 +13,8 @@ from measureflow.saving.registry import saved
 from measureflow.spaces.measures import Gaussian
 from measureflow.tables.choosing import FEW, FEWEST_TO_CHOOSE, MANY, NO_SPREADS
 from measureflow.tables.encoding import PiecewiseLinear
-from measureflow.tables.smoother import WIDTH, Smoother, Smoothness
+from measureflow.tables.smoother import WIDTH, Smoother
+from measureflow.tables.smoothness import Smoothness
 from measureflow.tables.table import Table
 from measureflow.tables.views import View, Views
 

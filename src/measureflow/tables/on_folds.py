@@ -1,8 +1,9 @@
 """Trials of one model on the folds of their tables: trained side by side, scored on the rows that were held
 out."""
 
+import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -14,7 +15,7 @@ from measureflow.core.pytrees import Particles
 from measureflow.tables.choosing import FEW, Choice, Densities, Fold, Trial, spread_for
 from measureflow.tables.models import Model
 from measureflow.tables.recipe import Recipe
-from measureflow.tables.smoother import Smoothness
+from measureflow.tables.smoothness import Smoothness
 from measureflow.tables.trials import Plan, Trials
 
 #: Takes trials to a step, with a name for progress; gives the name of a signal that ended it before.
@@ -28,7 +29,7 @@ def held_out_weights(folds: list[Fold], table: int) -> Float[np.ndarray, " rows"
 
 class OnFolds:
     """Trials of one model, trained on the folds of some tables: for each fold `tried` has as many. Where its
-    networks see what a smoother says, `smooth` has that of each table."""
+    networks see what a smoother says, `smooth` has that of each fold."""
 
     def __init__(
         self,
@@ -40,13 +41,13 @@ class OnFolds:
         key: Key[Array, ""],
         drive: Drive,
         what: str,
-        smooth: Mapping[int, Smoothness] | None = None,
+        smooth: Sequence[Smoothness | None] = (),
     ):
         self.models, self.tried, self.folds, shared = models, tried, folds, models[0]
         self.recipe, self.key, self.drive = recipe, key, drive
-        smooth = smooth or {}
         seen = [
-            models[fold.table].seen(fold.trained, [fold.held_out], smooth.get(fold.table)) for fold in folds
+            models[fold.table].seen(fold.trained, [fold.held_out], smoothness)
+            for fold, smoothness in zip(folds, smooth or [None] * len(folds), strict=True)
         ]
         trained, self.held_out = [pair[0] for pair in seen], [pair[1] for pair in seen]
         rows = max(len(table.weights) for table in trained)
@@ -69,22 +70,39 @@ class OnFolds:
         what: str,
         *,
         all_steps: bool,
-        smooth: Mapping[int, Smoothness] | None = None,
+        smooth: Sequence[Smoothness | None] = (),
     ) -> "OnFolds":
         """Trials of some tables once more, or others of them; for `all_steps` on all folds of few rows, and
-        on the first of many."""
-        folds: list[Fold] = []
-        for fold in self.folds:
-            few = len(fold.trained.weights) + len(fold.held_out.weights) < FEW
-            first = all(known.table != fold.table for known in folds)
-            if fold.table in tried and (not all_steps or few or first):
-                folds.append(fold)
+        on the first of many. Where networks see what a smoother says, `smooth` has that of each fold here."""
+        places = [
+            place
+            for place, fold in enumerate(self.folds)
+            if fold.table in tried and (not all_steps or self._counts(place))
+        ]
+        folds = [self.folds[place] for place in places]
         # Side by side, tables with fewer of them train one more than once.
         most = max(map(len, tried.values()))
         of_folds = [tried[fold.table] for fold in folds]
         of_folds = [of_fold + of_fold[-1:] * (most - len(of_fold)) for of_fold in of_folds]
         steps = max(model.steps if all_steps else model.trial_steps for model in self.models)
-        return OnFolds(self.models, of_folds, self.recipe, folds, steps, self.key, self.drive, what, smooth)
+        seen = [smooth[place] for place in places] if smooth else ()
+        return OnFolds(self.models, of_folds, self.recipe, folds, steps, self.key, self.drive, what, seen)
+
+    def _counts(self, place: int) -> bool:
+        """Whether trials that take all steps are trained on this fold, too."""
+        fold = self.folds[place]
+        few = len(fold.trained.weights) + len(fold.held_out.weights) < FEW
+        return few or all(known.table != fold.table for known in self.folds[:place])
+
+    def beside(self, others: "OnFolds") -> "OnFolds":
+        """These trials and `others`, which were trained as long, on some of these folds."""
+        places = np.array([place for place, fold in enumerate(self.folds) if _is_among(fold, others.folds)])
+        both = copy.copy(others)
+        both.tried = [self.tried[place] + new for place, new in zip(places, others.tried, strict=True)]
+        both.members = jax.tree.map(
+            lambda old, new: jnp.concatenate([old[places], new], axis=1), self.members, others.members
+        )
+        return both
 
     def densities(self) -> list[Densities]:
         """For every table, of every trial: the log densities of held-out rows, in units that all models
@@ -100,11 +118,13 @@ class OnFolds:
     def with_spreads(self, choices: dict[int, Choice]) -> dict[int, Choice]:
         """With the spread of the ensemble of their parts: an ensemble is less sure than its parts, and needs
         to be widened less."""
-        # Tables with another model are not looked at.
-        some = next(iter(choices.values()))
-        parts = [choices.get(fold.table, some).parts for fold in self.folds]
+        number = len(next(iter(choices.values())).parts)
         places = [
-            [tried.index(part) for part in of_fold] for tried, of_fold in zip(self.tried, parts, strict=True)
+            # Other tables are not looked at.
+            [tried.index(part) for part in choices[fold.table].parts]
+            if fold.table in choices
+            else [0] * number
+            for fold, tried in zip(self.folds, self.tried, strict=True)
         ]
         scored, found = self._scored(_joined(self.members, np.array(places))), {}
         for table, choice in choices.items():
@@ -137,3 +157,7 @@ def _joined(members: Any, places: Array) -> Any:
         return chosen.reshape(len(places), 1, -1, *leaf.shape[3:])
 
     return jax.tree.map(one, members)
+
+
+def _is_among(fold: Fold, folds: list[Fold]) -> bool:
+    return any(fold is one for one in folds)

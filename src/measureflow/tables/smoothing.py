@@ -7,25 +7,30 @@ from jaxtyping import Float
 
 from measureflow.tables.choosing import MUCH_NOISE, Fold
 from measureflow.tables.models import Model
-from measureflow.tables.on_folds import OnFolds, held_out_weights
-from measureflow.tables.smoother import Smoothness
-from measureflow.tables.table import Table
+from measureflow.tables.smoothness import Smoothness
 
-# In nats a row: processes that are farther behind than this say little that networks have not learned.
-_NEAR = 0.1
+# In nats a row: processes that are farther behind than this say little that networks have not learned; and
+# where they are so far behind on their first folds, no more are learned.
+_NEAR, _FAR = 0.1, 0.3
 
 
-def near(trials: OnFolds, table: Table, number: int, score: float) -> Smoothness | None:
-    """That of table `number`, if a process comes near to a mean log density of held-out rows, and targets are
-    more than noise to it."""
-    model, folds = trials.models[number], [fold for fold in trials.folds if fold.table == number]
-    smoothness = Smoothness.learn(model.in_units(table))
-    if smoothness is None:
-        return None
-    weights = held_out_weights(folds, number)
-    densities = np.concatenate([_densities(model, smoothness, fold) for fold in folds])
-    reached = float(densities @ (weights / weights.sum()))
-    return smoothness if reached > max(score - _NEAR, MUCH_NOISE) else None
+def near(model: Model, folds: list[Fold], score: float) -> list[Smoothness] | None:
+    """For every fold of a table, that of the rows to train on, if such processes come near to a mean log
+    density of held-out rows, and targets are more than noise to them. What is held out is unknown to them:
+    of few rows and many columns lengthscales would know them by heart."""
+    found: list[Smoothness] = []
+    densities, weights = np.zeros(0), np.zeros(0)
+    for fold in folds:
+        smoothness = Smoothness.learn(model.in_units(fold.trained))
+        if smoothness is None:
+            return None
+        found.append(smoothness)
+        densities = np.append(densities, _densities(model, smoothness, fold))
+        weights = np.append(weights, fold.held_out.counts)
+        behind = _NEAR if fold is folds[-1] else _FAR
+        if densities @ (weights / weights.sum()) <= max(score - behind, MUCH_NOISE):
+            return None
+    return found
 
 
 def _densities(model: Model, smoothness: Smoothness, fold: Fold) -> Float[np.ndarray, " rows"]:

@@ -24,7 +24,7 @@ from measureflow.tables.comparing import chosen_on_folds
 from measureflow.tables.methods import Candidate
 from measureflow.tables.models import Model
 from measureflow.tables.recipe import Recipe
-from measureflow.tables.smoother import Smoothness
+from measureflow.tables.smoothness import Smoothness
 from measureflow.tables.stopping import Best
 from measureflow.tables.table import Table
 from measureflow.tables.trials import Plan, Trials
