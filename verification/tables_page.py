@@ -4,8 +4,12 @@ python -m verification.tables_page RESULTS …
 python -m verification.tables_page RESULTS … --page shifted
 
 Results on gap and tail splits alone have a page of their own, docs/shifted.md: name it with --page. Folders
-may come from several machines; their records are joined. What the page says is in these files, but for what
-others published, which is marked.
+may come from several machines; their records are joined, and of two of the same fit the first counts. --keep
+writes them to an archive, which can stand for a folder: so ours can be run again without the rivals, as in
+
+    python -m verification.tables_page build/tables verification/tables.json.gz
+
+What the page says is in these files, but for what others published, which is marked.
 """
 
 import argparse
@@ -19,7 +23,7 @@ from typing import Any
 from measureflow.study.figures import save_figure
 from measureflow.study.tables.laws import COVERAGE
 from measureflow.study.tables.published import RERUN, SHIFTED
-from measureflow.study.tables.records import Record, read_records
+from measureflow.study.tables.records import Record, read_records, write_archive
 from measureflow.study.tables.running import OURS
 from measureflow.study.tables.summary import BEYOND, CRPS, NLL, Scores, draw, mean_ranks, verdicts
 from measureflow.study.uci_benchmark import PROTOTYPE, PUBLISHED, SETS
@@ -256,9 +260,17 @@ PICTURE = (
 )
 
 
-def main(folders: Sequence[Path], docs: Path = DOCS, note: str = "", name: str = "tables") -> None:
-    """The page of this name and its picture, with a note on how it was run."""
+def main(
+    folders: Sequence[Path],
+    docs: Path = DOCS,
+    note: str = "",
+    name: str = "tables",
+    keep: Path | None = None,
+) -> None:
+    """The page of this name and its picture, with a note on how it was run; all records in an archive."""
     text = page(folders)
+    if keep is not None:
+        write_archive(keep, read_records(folders))
     first = text[: text.index(" In short\n")].rpartition("\n")[2] + " In short\n"
     if note:
         text = text.replace(first, f"{note}\n\n{first}", 1)
@@ -272,5 +284,6 @@ if __name__ == "__main__":
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--note", default="", help="What there is to say about these runs.")
     parser.add_argument("--page", default="tables", choices=("tables", "shifted"), help="Which page it is.")
+    parser.add_argument("--keep", type=Path, help="An archive to write: all of these records in one file.")
     asked = parser.parse_args()
-    main(asked.results, note=asked.note, name=asked.page)
+    main(asked.results, note=asked.note, name=asked.page, keep=asked.keep)

@@ -12,7 +12,13 @@ from verification import tables_page
 
 from measureflow import cli
 from measureflow.study.tables import fitting, running
-from measureflow.study.tables.records import ResumeError, read_records, record_path, write_record
+from measureflow.study.tables.records import (
+    ResumeError,
+    read_records,
+    record_path,
+    write_archive,
+    write_record,
+)
 from measureflow.study.tables.running import OURS, Plan, chosen_splits, chosen_tables, run_tables, settings_of
 from measureflow.study.tables.summary import CRPS, NLL, Scores, mean_ranks, verdicts
 from measureflow.study.tables.tasks import Task
@@ -216,6 +222,23 @@ def test_records_are_joined_and_scores_count_first(tmp_path):
         read_records([two])
 
 
+def test_an_archive_stands_for_a_folder(tmp_path):
+    """So ours can be run again without the rivals."""
+    kept, again = tmp_path / "kept.json.gz", tmp_path / "again"
+    write_archive(kept, records())
+    assert sorted(map(str, read_records([kept]))) == sorted(map(str, records()))
+    first = kept.read_bytes()
+    write_archive(kept, reversed(records()))
+    assert kept.read_bytes() == first
+    write_record(again, record(split=0, nll=0.5))
+    joined = Scores(read_records([again, kept]))
+    assert sorted(joined.of("yacht", OURS, NLL).values()) == [0.5, 1.1, 1.3]
+    assert sorted(Scores(read_records([kept, again])).of("yacht", OURS, NLL).values()) == [1.0, 1.1, 1.3]
+    (tmp_path / "text.txt").write_text("no archive", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"text.txt is no archive of records.*name a folder of results"):
+        read_records([tmp_path / "text.txt"])
+
+
 def records():
     """Ours is better than A on yacht, and worse on boston; B has yacht alone, and no NLL."""
     found = []
@@ -265,8 +288,9 @@ def test_page(tmp_path):
     unsuited = record("boston", "Gaussian-process", status="unsuited", reason="more than 1500 training rows")
     write_record(tmp_path / "results", unsuited)
     (tmp_path / "docs" / "assets").mkdir(parents=True)
-    tables_page.main([tmp_path / "results"], tmp_path / "docs")
+    tables_page.main([tmp_path / "results"], tmp_path / "docs", keep=tmp_path / "kept.json.gz")
     text = (tmp_path / "docs" / "tables.md").read_text(encoding="utf-8")
+    assert tables_page.page([tmp_path / "kept.json.gz"]) in text.replace(tables_page.PICTURE + "\n", "")
     assert (tmp_path / "docs" / "assets" / "tables.png").stat().st_size > 1000
     assert "| A | 3 | 2.143 ± 0.094 | -1.01 ± 0.0058 |" in text
     assert "| A | 2 | 1 / 0 / 1 |" in text
