@@ -256,6 +256,17 @@ def test_categories_that_are_new(frame_model):
     assert Predictor(folder).numbers([GOOD | {"district": "Ost"}]).shape == (1, model.columns_.width)
 
 
+def test_no_digit_of_a_code_is_rounded():
+    from measureflow.tables.predictor import _level
+
+    levels = ["123456789012345678", "7", "1E3"]
+    assert [_level(levels, text) for text in ("123456789012345679", "1000", "7.0")] == [
+        "123456789012345679",
+        "1000",
+        "7",
+    ]
+
+
 def test_levels_and_shapes_are_checked(classes):
     _, folder = classes
     for levels in ((0.0,), (1.0,), (float("nan"),)):

@@ -166,7 +166,7 @@ def test_values_that_are_missing_for_the_first_time_are_told(values):
     columns.numbers(pd.DataFrame({"x": [None, values[0]]}))
 
 
-@pytest.mark.parametrize("levels", [["1.0", "2.0", "3.5"], ["1", "2", "3.5"], ["1.00", "+2", "35e-1"]])
+@pytest.mark.parametrize("levels", [["1.0", "2.0", "3.5"], ["1", "2", "3.5"], ["1.00", "+2", "3.500"]])
 def test_levels_that_are_numbers_may_be_written_in_other_ways(levels):
     """Fitted with the texts of a data base, asked with what a file has: all rows were of no level."""
     columns, found = learned(pd.Categorical(cycled(*levels, rows=15)))
@@ -181,6 +181,21 @@ def test_levels_that_are_one_number_stay_apart():
     columns, _ = learned(pd.Categorical(["1"] * 6 + ["1.0"] * 5))
     rows = columns.numbers(pd.DataFrame({"x": pd.Categorical(["1.0", "1", "1.00"])}))
     assert_close(rows, [[0, 1], [1, 0], [1, 0]], 0)
+
+
+def test_no_digit_of_a_code_is_rounded():
+    """As numbers of double precision the first two are one; and a code may look like a power of ten."""
+    columns, _ = learned(pd.Categorical(cycled("123456789012345678", "7", "1E3", rows=18)))
+    for other in ("123456789012345679", "1000", "1e3"):
+        with pytest.warns(UserWarning, match=f"holds '{other}', which is none of the levels"):
+            assert not columns.numbers(pd.DataFrame({"x": pd.Categorical([other])})).any()
+    assert columns.numbers(pd.DataFrame({"x": pd.Categorical(["123456789012345678.0"])})).any()
+    learned_too, found = learned(
+        pd.Categorical(["9007199254740993"] * 8 + ["a"] * 8 + ["9007199254740992"] * 2)
+    )
+    assert "x is other" in found
+    rows = learned_too.numbers(pd.DataFrame({"x": pd.Categorical(["9007199254740992"])}))
+    assert dict(zip(found, rows[0], strict=True))["x is other"] == 1
 
 
 def test_levels_are_few():
@@ -582,6 +597,13 @@ def test_a_target_that_is_a_sum_of_inputs_is_told():
     # Warnings are errors: these have none, and neither has chance, where rows are few.
     regressor()._prepare(parts, total + 1e-4 * NOISE, None)
     regressor()._prepare(parts, np.exp(total), None)
+    regressor()._prepare(parts, np.full(ROWS, 3.0), None)
+    # Of many rows few are looked at first: one that is wrong among the others is found, too.
+    longer = pd.concat([parts.drop(columns="town")] * 5, ignore_index=True)
+    sums = longer.sum(axis=1).to_numpy()
+    with pytest.warns(UserWarning, match="linear function of them"):
+        regressor()._prepare(longer, sums, None)
+    regressor()._prepare(longer, sums + np.where(np.arange(len(sums)) == 1, 0.1, 0.0), None)
     many = pd.DataFrame(RNG.normal(size=(ROWS, 30))).add_prefix("c")
     regressor()._prepare(many, TARGET, None)
     regressor()._prepare(pd.DataFrame(np.eye(ROWS)).add_prefix("c"), TARGET, None)

@@ -103,6 +103,11 @@ class Choice(NamedTuple):
         """The share of all steps to take."""
         return shortest if self.score < MUCH_NOISE else longest if self.score > _LITTLE_NOISE else 1.0
 
+    def taking(self, parts: tuple[Trial, ...], scores: Mapping[Trial, float]) -> "Choice":
+        """With other parts, of more trials."""
+        shares = {trial: parts.count(trial) / len(parts) for trial in scores}
+        return self._replace(parts=parts, scores=scores, shares=shares)
+
     def stretched(self, length: float) -> "Choice":
         """With parts that take so many times the steps."""
         return self._replace(parts=tuple(part.stretched(length) for part in self.parts))
@@ -190,22 +195,19 @@ def combined(densities: Densities, weights: Float[np.ndarray, " rows"], parts: i
     found = [_shared(trials, densities, weights, parts) for trials in models.values()]
     places = {trial: place for place, trial in enumerate(densities)}
     chosen = tuple(sorted(max(found, key=lambda one: one.score).trials, key=places.__getitem__))
-    shares = {trial: chosen.count(trial) / parts for trial in densities}
-    return Choice(chosen, scores=scores, shares=shares)
+    return Choice(chosen).taking(chosen, scores)
 
 
 def combined_beside_smoothers(
     densities: Densities, weights: Float[np.ndarray, " rows"], before: Choice, parts: int
 ) -> Choice:
     """What shares an ensemble with networks that see a smoother, where that is clearly better than without
-    them; else what was chosen before. The scores are those of all that was ever tried."""
+    them; else what was chosen before. The scores are those of all that was ever tried, when it was first."""
     plain = {trial: rows for trial, rows in densities.items() if not trial.view.smoothed}
     chosen = combined(densities, weights, parts)
     ahead = _best_score(densities, weights, parts) - _best_score(plain, weights, parts)
     taken = chosen if ahead > _CLEARLY else before
-    scores = {**before.scores, **chosen.scores}
-    shares = {trial: taken.shares.get(trial, 0.0) for trial in scores}
-    return before._replace(parts=taken.parts, scores=scores, shares=shares)
+    return before.taking(taken.parts, {**chosen.scores, **before.scores})
 
 
 def _best_score(densities: Densities, weights: Float[np.ndarray, " rows"], parts: int) -> float:

@@ -11,6 +11,7 @@ Each column makes some *parts*, of which those stay that vary in training, and e
 
 import abc
 import dataclasses
+import decimal
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -291,9 +292,13 @@ def _places(raw: Raw, levels: tuple[str, ...]) -> np.ndarray:
 
 
 def _as_number(text: str) -> str:
-    """The same for all ways to write one number; other texts as they are."""
-    (value,) = written_numbers([text])
-    return text if math.isnan(value) else _level(value)
+    """The same for all ways to write one number by its digits; other texts as they are. "1E3" may be a code,
+    and of numbers that are codes no digit may be rounded."""
+    if "e" in text.lower() or math.isnan(written_numbers([text])[0]):
+        return text
+    number = decimal.Decimal(text)
+    whole = number.to_integral_value()
+    return f"{int(whole)}" if number == whole else f"{number:f}".rstrip("0")
 
 
 def _first(raw: Raw, is_wrong: Callable[[str], bool]) -> str:

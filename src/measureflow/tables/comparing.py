@@ -86,7 +86,11 @@ class Again:
             looked_at = self._combined(beside, {table: choices[table] for table in smooth})
             seeing = {table: choice for table, choice in looked_at.items() if choice.is_smoothed}
             # What else was tried is told.
-            choices = choices | {table: looked_at[table] for table in looked_at.keys() - seeing.keys()}
+            told = {
+                table: choices[table].taking(choices[table].parts, looked_at[table].scores)
+                for table in smooth
+            }
+            choices = choices | told
         longer = {table: choice for table, choice in choices.items() if self._learns_on(choice)}
         if longer:
             found |= self._trained(longer, seeing, smooth)

@@ -45,7 +45,7 @@ from measureflow.tables.recipe import LONGEST, TRIAL_SHARE, Recipe, batch_size_f
 from measureflow.tables.scaling import standardised
 from measureflow.tables.settings import check_settings, require_resumable, require_unchanged
 from measureflow.tables.smoother import WIDTH
-from measureflow.tables.smoothness import may_smooth
+from measureflow.tables.smoothness import may_smooth, require_rows
 from measureflow.tables.table import Table, rows_of
 from measureflow.tables.targets import Head
 from measureflow.tables.training import Ensemble, Ensembles, Trainer
@@ -287,6 +287,8 @@ class AbstractEnsemble(AbstractFitted):
         if not sees_smoother(members):
             return [choice] * len(tables)
         if self._goes_on() and self.smoother_ is not None:
+            for table in tables:
+                require_rows(table)
             return [choice._replace(smoothness=self.smoother_.smoothness)] * len(tables)
         return [
             choice._replace(smoothness=require_smoothness(table, of_table[0]))

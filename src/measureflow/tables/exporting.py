@@ -23,6 +23,7 @@ from measureflow.tables.inputs import require_fitted
 
 # What a folder holds.
 PROGRAM, ABOUT, SCRIPT = "predict.bin", "model.json", "predictor.py"
+_PLATFORMS = ("cpu", "cuda")
 # The number that says how to read model.json.
 _FORMAT = 1
 
@@ -92,16 +93,29 @@ def _program(estimator: Any) -> bytes:
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, width), (levels,), (levels,))]
     predictive = estimator._predictive(*estimator._inner())
     outputs = _probabilities if hasattr(estimator, "classes_") else _laws
-    encoding, smoother = estimator.encoding_, estimator.smoother_
+    encoding, said = estimator.encoding_, _smoother(estimator, shapes[0])
 
     def predict(inputs: Array, p: Array, c: Array) -> tuple[Array, ...]:
         seen = inputs if encoding is None else encoding.of(inputs, jnp)
-        if smoother is not None:
-            seen = jnp.concatenate([seen, smoother.of_rows(inputs, jnp)], axis=1)
+        if said is not None:
+            seen = jnp.concatenate([seen, said.call(inputs)], axis=1)
         return outputs(predictive, seen, p, c)
 
-    exported = jax_export.export(jax.jit(predict), platforms=("cpu", "cuda"))(*shapes)
+    exported = jax_export.export(jax.jit(predict), platforms=_PLATFORMS)(*shapes)
     return bytes(exported.serialize())
+
+
+def _smoother(estimator: Any, inputs: jax.ShapeDtypeStruct) -> jax_export.Exported | None:
+    """What the smoother says of inputs, as a program of its own, which has double precision."""
+    smoother = estimator.smoother_
+    if smoother is None:
+        return None
+
+    def said(rows: Array) -> Array:
+        return smoother.of_rows(rows.astype(jnp.float64), jnp).astype(jnp.float32)
+
+    with jax.enable_x64(True):
+        return jax_export.export(jax.jit(said), platforms=_PLATFORMS)(inputs)
 
 
 def _laws(predictive: Predictive, inputs: Array, p: Array, c: Array) -> tuple[Array, ...]:

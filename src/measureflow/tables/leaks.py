@@ -20,7 +20,7 @@ _SMALLEST_SHARE, _MOST_NAMED = 1e-3, 5
 def warn_of_the_target(columns: Columns, rows: np.ndarray, y: np.ndarray, are_labels: bool) -> None:
     """Where a column of a frame is the target under another name: on a line with it, or, for labels, their
     names changed one by one; and where several together are."""
-    if len(y) < _FEWEST_ROWS:
+    if len(y) < _FEWEST_ROWS or np.all(y == y[0]):
         return
     told = False
     for column, place in zip(columns.columns, columns.places, strict=True):
@@ -50,6 +50,10 @@ def _shares_of_a_sum(rows: np.ndarray, y: np.ndarray) -> np.ndarray:
     """How much each number of a row adds to the variation of a target that is a linear function of them; none
     where it is not one."""
     if rows.shape[1] > min(_MOST_COLUMNS, len(rows) // _ROWS_A_COLUMN - 1):
+        return np.zeros(0)
+    # A sum that is wrong of some rows is none, and of these few it is soon found.
+    few = max(_ROWS_A_COLUMN * (rows.shape[1] + 1), _FEWEST_ROWS)
+    if len(rows) > 2 * few and not len(_shares_of_a_sum(*(part[:: len(rows) // few] for part in (rows, y)))):
         return np.zeros(0)
     scale = np.maximum(np.abs(rows - rows.mean(axis=0)).max(axis=0), 1e-300)
     inputs, target = (rows - rows.mean(axis=0)) / scale, y - y.mean()

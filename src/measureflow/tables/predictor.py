@@ -14,6 +14,7 @@ import json
 import math
 import re
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import numpy as np
 # Every number of rows is a program of its own, so rows are filled up to one of these; more are cut in blocks.
 _BLOCKS = (1, 16, 256)
 _FARTHEST = 1e6
+_DIGITS = re.compile(r"[+-]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _TIME = r"\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?"
 _DATE = re.compile(rf"\d{{4}}-\d\d-\d\d(?:[T ]{_TIME}(?:Z|[+-]\d\d:?\d\d)?)?|{_TIME}", re.ASCII)
@@ -184,10 +186,10 @@ def _ordered(where: str, column: dict, value: Any, unseen: bool) -> dict[str, fl
 
 def _level(levels: list[str], text: str) -> str:
     """The level that a text is, as it was written in training: "1.0" is also "1", if none of the levels is.
-    Other texts as they are."""
-    if text in levels or not _NUMBER.fullmatch(text):
+    Other texts as they are, and "1E3", which may be a code."""
+    if text in levels or not _DIGITS.fullmatch(text):
         return text
-    same = (level for level in levels if _NUMBER.fullmatch(level) and float(level) == float(text))
+    same = (level for level in levels if _DIGITS.fullmatch(level) and Decimal(level) == Decimal(text))
     return next(same, text)
 
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import equinox as eqx
 import numpy as np
+import scipy.linalg
 from jaxtyping import Float
 from threadpoolctl import threadpool_limits
 
 from measureflow.saving.registry import require, saved
-from measureflow.tables.smoothness import Smoothness, covariance, distinct
+from measureflow.tables.smoothness import Distinct, Smoothness, covariance
 from measureflow.tables.table import Table
 
 # Rows that are predicted at a time.
@@ -20,7 +21,7 @@ WIDTH = 2
 
 def _require_features(smoother: "Smoother") -> None:
     arrays = (smoother.centres, smoother.features, smoother.coefficients)
-    sound = all(isinstance(a, np.ndarray) and a.dtype == np.float32 for a in arrays)
+    sound = all(isinstance(a, np.ndarray) and a.dtype == np.float64 for a in arrays)
     sound = sound and [a.ndim for a in arrays] == [2, 2, 1] and all(np.isfinite(a).all() for a in arrays)
     sound = sound and len(arrays[0]) == len(arrays[1]) and arrays[1].shape[1] == len(arrays[2])
     numbers = smoother.lengthscales, smoother.signal, smoother.noise
@@ -32,10 +33,12 @@ def _require_features(smoother: "Smoother") -> None:
 @saved(check=_require_features)
 class Smoother(eqx.Module):
     """x ↦ (m(x), log s(x)), the mean and the deviation, noise included, of a Gaussian process that has seen
-    some rows (xᵢ, zᵢ): with k(x) = signal·κ(x, xᵢ), UΛUᵀ = signal·κ(xᵢ, xⱼ), and the features φ(x) =
-    (Λ + noise)^−½ Uᵀ k(x),
+    some rows (xᵢ, zᵢ), of which each stands for nᵢ: with k(x) = signal·κ(x, xᵢ), LLᵀ = signal·κ(xᵢ, xⱼ) +
+    noise·1[i = j]/nᵢ, and the features φ(x) = L⁻¹k(x),
 
-        m(x) = ⟨φ(x), (Λ + noise)^−½ Uᵀ z⟩,    s(x)² = signal + noise − ‖φ(x)‖².
+        m(x) = ⟨φ(x), L⁻¹z⟩,    s(x)² = signal + noise − ‖φ(x)‖².
+
+    All in double precision: where targets have no noise, the last is a small difference of large numbers.
 
     Parameters
     ----------
@@ -44,7 +47,7 @@ class Smoother(eqx.Module):
     centres
         (n, columns): the distinct rows, over the lengthscales.
     features
-        (n, n): U (Λ + noise)^−½.
+        (n, n): L⁻ᵀ.
     coefficients
         (n,): of the mean, in these features.
     """
@@ -61,18 +64,18 @@ class Smoother(eqx.Module):
         """One that has seen these rows, and for each of them what one would say of it that had not seen it,
         nor any row with the same inputs: so networks can learn from these rows how far to believe it on
         others (Rasmussen and Williams, 2006, section 5.4.2)."""
-        points, means, places = distinct(table)
+        rows = Distinct.of(table)
         lengthscales, signal, noise = (np.asarray(number, np.float64) for number in smoothness)
-        centres = (points / lengthscales).astype(np.float32)
+        centres, noises = rows.points / lengthscales, noise / rows.counts
         with threadpool_limits(1):
-            values, vectors = np.linalg.eigh(covariance(centres.astype(np.float64), centres, signal, np))
-        values = np.maximum(values, 0.0) + noise
-        precision = (vectors**2 / values) @ np.ones(len(values))
-        left_out = means - vectors @ (vectors.T @ means / values) / precision
-        columns = _columns(left_out, 1 / precision, noise, np)[places]
-        features = vectors / np.sqrt(values)
-        arrays = (centres, features.astype(np.float32), (features.T @ means).astype(np.float32))
-        return cls(lengthscales, signal, noise, *arrays), columns.astype(np.float32)
+            factor = np.linalg.cholesky(covariance(centres, centres, signal, np) + np.diag(noises))
+            features = scipy.linalg.solve_triangular(factor, np.eye(len(factor)), lower=True).T
+        coefficients = features.T @ rows.means
+        precision = np.sum(features**2, axis=1)
+        left_out = rows.means - features @ coefficients / precision
+        # Of a single row of weight 1, as of rows that are new.
+        columns = _columns(left_out, 1 / precision - noises + noise, noise, np)[rows.places]
+        return cls(lengthscales, signal, noise, centres, features, coefficients), columns.astype(np.float32)
 
     @property
     def smoothness(self) -> Smoothness:
@@ -86,14 +89,11 @@ class Smoother(eqx.Module):
         return np.concatenate(blocks).astype(np.float32)
 
     def of_rows(self, inputs: Any, numpy: Any) -> Any:
-        """The same by another library's `numpy`, such as JAX's, for programs."""
-        numbers = (self.lengthscales, self.signal, self.noise, self.centres, self.features, self.coefficients)
-        lengthscales, signal, noise, centres, features, coefficients = (
-            array.astype(inputs.dtype) for array in numbers
-        )
-        found = covariance(inputs / lengthscales[None], centres, signal, numpy) @ features
-        variance = signal + noise - (found**2).sum(axis=1)
-        return _columns(found @ coefficients, variance, noise, numpy)
+        """The same by another library's `numpy`, such as JAX's, of double precision, for programs."""
+        far = inputs / self.lengthscales[None]
+        found = covariance(far, self.centres, self.signal, numpy) @ self.features
+        variance = self.signal + self.noise - (found**2).sum(axis=1)
+        return _columns(found @ self.coefficients, variance, self.noise, numpy)
 
 
 def _columns(mean: Any, variance: Any, noise: Any, numpy: Any) -> Any:
