@@ -522,6 +522,27 @@ def test_far_away_a_law_of_log_y_stays_near_the_targets(likelihood):
     assert np.any(estimator.predict_dist(far).median > 100 * y.max())
 
 
+def test_where_targets_are_of_many_orders_no_component_makes_the_mean():
+    """One of little weight among the largest targets is no wider than √2 in log y, where these have 4."""
+    y = np.exp(4 * (Y - Y.mean()) / Y.std())
+    estimator = shell(likelihood="log_mixture", steps=1).fit(X, y)
+    law = estimator.likelihood_
+    assert 0.7 < float(law.largest_scale) * estimator.target_scale_ < 1.5
+    # All weight but a hundredth is low down, and that is as high and as wide as can be.
+    logits, means, scales = np.log([0.99, *[1e-9] * 3, 0.01]), [-2.0, 0, 0, 0, 1e3], [-9.0, 0, 0, 0, 1e3]
+    outputs = jnp.asarray([*logits, *means, *scales], jnp.float32)
+
+    def mean_of(law):
+        mixture, unit = law.law(outputs), estimator.target_scale_
+        normal, shares = mixture.component_distribution, mixture.mixing_distribution.probs
+        return np.sum(shares * np.exp(unit * normal.loc + (unit * normal.scale) ** 2 / 2))
+
+    high = float(law.bounds[1]) * estimator.target_scale_
+    assert mean_of(law) < 0.01 * np.exp(high + 1.1)
+    # Mutant: as wide as all targets.
+    assert mean_of(eqx.tree_at(lambda law: law.largest_scale, law, jnp.float32(1.0))) > np.exp(high + 2)
+
+
 def test_labels_of_any_kind():
     inputs, numbers = X, (Y > 0).astype(int) + (Y > 1)
     plain = EnsembleClassifier(**SHELL, random_state=0).fit(inputs, numbers)

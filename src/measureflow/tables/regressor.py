@@ -373,7 +373,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         return TargetUnits(*units, self.target_log_, self.target_transform_)
 
     def _head(self, likelihood: Any, units: TargetUnits) -> Head:
-        return head_for(likelihood, self._targets(), units.mean, units.floor, units.bounds)
+        return head_for(likelihood, self._targets(), units.mean, units.floor, units.bounds, units.ceiling)
 
     def _units(self) -> tuple[Any, Any]:
         if not self._has_units():

@@ -28,8 +28,10 @@ _SMALLEST_SCALE, _LARGEST_FLOOR = 1e-3, 0.5
 _REPEATED = 0.1
 # Where so large a share of whole numbers is smaller than that, they are taken for counts.
 _FEWEST_SMALL, _SMALL_COUNT = 0.05, 10
-# In standard deviations of log y: a law that knows x is no wider than that of all targets.
-_LARGEST_LOG_SCALE = 1.0
+# In standard deviations of z: a law that knows x is no wider than that of all targets. And no component of a
+# mixture of laws of log y is wider than about so much, by itself: where targets are of many orders, one that
+# is far out and has no weight to speak of would have all of the mean.
+_LARGEST_BENT_SCALE, _LARGEST_OF_LOGARITHMS = 1.0, 1.0
 # Of the bounds of locations, in the same units: what they are rounded to, and what is beyond all targets.
 _STEP = 0.25
 # In nats a row: by so much must a law of log y be ahead to be tried.
@@ -98,7 +100,7 @@ _KNOWN = {
 class TargetUnits(NamedTuple):
     """How a network sees targets: z = (y − mean)/scale, of log y if `log`, of a `transform` of y if there is
     one; as they are where it has a law of other numbers. `floor` is the smallest scale of its law, in units
-    of z. Where z bends, `bounds` are those of the locations of its law."""
+    of z. Where z bends, `bounds` are those of the locations of its law, `ceiling` is its largest scale."""
 
     mean: np.ndarray
     scale: np.ndarray
@@ -106,6 +108,7 @@ class TargetUnits(NamedTuple):
     log: bool = False
     transform: YeoJohnson | None = None
     bounds: tuple[float, float] | None = None
+    ceiling: float | None = None
 
     @classmethod
     def of(
@@ -121,14 +124,18 @@ class TargetUnits(NamedTuple):
             mean, scale = moments("log y", np.log(y), weights)
             # A step of y is one of log y that is as much smaller as y is large: here, at the median.
             floor = smallest_scale(exact, np.median(y) * scale)
-            return cls(mean, scale, floor, log)._bounded(y)
+            ceiling = (
+                _ceiling(float(np.squeeze(scale))) if likelihood == "log_mixture" else _LARGEST_BENT_SCALE
+            )
+            return cls(mean, scale, floor, log, ceiling=ceiling)._bounded(y)
         mean, scale = moments("y", y, weights)
         if is_of_powers(likelihood):
             _require_one_target(likelihood, y)
             transform = YeoJohnson.learn(y, weights, mean, scale)
             mean, scale = moments("transformed y", transform(y), weights)
             step = scale * np.exp(-transform.log_slope(np.median(y)))
-            return cls(mean, scale, smallest_scale(exact, step), transform=transform)._bounded(y)
+            units = cls(mean, scale, smallest_scale(exact, step), transform=transform)
+            return units._replace(ceiling=_LARGEST_BENT_SCALE)._bounded(y)
         return cls(mean, scale, smallest_scale(exact, scale))
 
     def _bounded(self, y: np.ndarray) -> "TargetUnits":
@@ -158,6 +165,12 @@ class TargetUnits(NamedTuple):
         if self.transform is not None:
             return volume + self.transform.log_slope(y)
         return volume - (np.log(y) if self.log else 0.0)
+
+
+def _ceiling(scale: float) -> float:
+    """Of the components of a mixture of laws of log y, in units of its deviation: a power of two, so that the
+    splits of a table share a program."""
+    return min(2.0 ** round(math.log2(_LARGEST_OF_LOGARITHMS / scale)), _LARGEST_BENT_SCALE)
 
 
 class Head(NamedTuple):
@@ -202,9 +215,10 @@ def head_for(
     mean: Any,
     floor: float = _SMALLEST_SCALE,
     bounds: tuple[float, float] | None = None,
+    ceiling: float | None = None,
 ) -> Head:
     """The likelihood that `likelihood=` stands for, for so many targets of these means, with this smallest
-    scale where it has one, and with these bounds where targets are bent."""
+    scale where it has one, and with these bounds and this largest scale where targets are bent."""
     if isinstance(given, tuple) and len(given) == 2:
         require_likelihood(given[0])
         return Head(given[0], require_count("outputs of likelihood", given[1], 1, "it counts what is read."))
@@ -214,7 +228,7 @@ def head_for(
         law = LIKELIHOODS[(OF_LOGARITHMS | OF_POWERS).get(given, given)]
         options: dict[str, Any] = {"targets": targets}
         if is_of_logarithms(given) or is_of_powers(given):
-            options |= {"largest_scale": _LARGEST_LOG_SCALE, "bounds": bounds}
+            options |= {"largest_scale": ceiling, "bounds": bounds}
         if any(field.name == "smallest_scale" for field in dataclasses.fields(law)):
             options["smallest_scale"] = floor
         return _head(law(**options), targets, mean)
