@@ -218,7 +218,7 @@ def _of_mean_1(rows: Rows) -> Rows:
     return inputs, targets, weights / jnp.mean(weights)
 
 
-# Each of these is one program for all trials c, and the first for all tables t.
+# One program for all tables t and trials c.
 
 
 @eqx.filter_jit
@@ -231,9 +231,9 @@ def _observe(
 @eqx.filter_jit
 def _log_densities(
     plan: Plan, spreads: Float[Array, "s 2"] | None, members: Particles, data: tuple[Array, Array, Array]
-) -> tuple[Float[Array, "c s rows"], Float[Array, " c"]]:
-    """Of one table."""
-    return jax.vmap(eqx.Partial(plan.log_densities, spreads), (0, None, None, None))(members, *data)
+) -> tuple[Float[Array, "s rows"], Float[Array, ""]]:
+    """Of one trial of one table: however many there are, it is one program."""
+    return plan.log_densities(spreads, members, *data)
 
 
 class Trials(AbstractRun):
@@ -305,16 +305,25 @@ class Trials(AbstractRun):
         self, members: Particles, tables: list[Table], spreads: Float[Array, "s 2"] | None
     ) -> list[tuple[Float[np.ndarray, "c s rows"], Float[np.ndarray, " c"]]]:
         """`log_densities`, and the typical deviation of each trial."""
-        rows, found = few_sizes(max(len(table.weights) for table in tables)), []
-        # One table after the other: a program then serves any number of them, and the outputs of all
-        # networks on all of them might not fit.
+        rows, trials = few_sizes(max(len(table.weights) for table in tables)), self._number_of(members)
+        found = []
+        # One after the other: a program then serves any number of them, and the outputs of all networks on
+        # all of them might not fit.
         for index, table in enumerate(tables):
-            of_table = jax.tree.map(lambda leaf, index=index: leaf[index], members)
             inputs, targets, weights = (array[0] for array in stacked([table], rows))
-            densities, typical = _log_densities(self.plan, spreads, of_table, (inputs, targets, weights))
-            of_rows = np.asarray(densities, np.float64)[..., : len(table.weights)]
-            found.append((of_rows, np.asarray(typical, np.float64)))
+            densities, typical = [], []
+            for trial in range(trials):
+                of_trial = jax.tree.map(lambda leaf, at=(index, trial): leaf[at], members)
+                scored = _log_densities(self.plan, spreads, of_trial, (inputs, targets, weights))
+                densities.append(np.asarray(scored[0], np.float64)[..., : len(table.weights)])
+                typical.append(float(scored[1]))
+            found.append((np.stack(densities), np.array(typical)))
         return found
+
+    @staticmethod
+    def _number_of(members: Particles) -> int:
+        """How many trials every table has."""
+        return jax.tree.leaves(members)[0].shape[1]
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
