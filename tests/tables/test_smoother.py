@@ -155,6 +155,16 @@ def test_rows_of_hardly_any_weight_say_hardly_anything():
     assert_close(said[1], said[0], 1e-3)
 
 
+@pytest.mark.parametrize("weight", [1e6, 1e12])
+def test_rows_may_stand_for_millions(weight):
+    """As surveys have it: nothing but rounding is left of the noise of a mean."""
+    inputs = np.random.default_rng(0).uniform(-2, 2, size=(300, 1)).astype(np.float32)
+    seen = Table.of(inputs, np.sin(inputs[:, 0]), np.full(300, weight))
+    smoother, said = Smoother.of(Smoothness.learn(seen), seen)
+    assert np.all(np.isfinite(said))
+    assert np.max(np.abs(smoother(inputs)[:, 0] - np.sin(inputs[:, 0]))) < 0.01
+
+
 def curved(rows, seed=0):
     """A function without noise that bends little: its signal is thousands of times its noise."""
     inputs = np.random.default_rng(seed).uniform(-1.7, 1.7, size=(rows, 4)).astype(np.float32)

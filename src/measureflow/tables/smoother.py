@@ -10,7 +10,7 @@ from jaxtyping import Float
 from threadpoolctl import threadpool_limits
 
 from measureflow.saving.registry import require, saved
-from measureflow.tables.smoothness import Distinct, Smoothness, covariance
+from measureflow.tables.smoothness import ROUNDING, Distinct, Smoothness, covariance
 from measureflow.tables.table import Table
 
 # Rows that are predicted at a time.
@@ -66,7 +66,7 @@ class Smoother(eqx.Module):
         others (Rasmussen and Williams, 2006, section 5.4.2)."""
         rows = Distinct.of(table)
         lengthscales, signal, noise = (np.asarray(number, np.float64) for number in smoothness)
-        centres, noises = rows.points / lengthscales, noise / rows.counts
+        centres, noises = rows.points / lengthscales, noise / rows.counts + signal * ROUNDING
         with threadpool_limits(1):
             factor = np.linalg.cholesky(covariance(centres, centres, signal, np) + np.diag(noises))
             features = scipy.linalg.solve_triangular(factor, np.eye(len(factor)), lower=True).T

@@ -18,6 +18,8 @@ _LEARNED_FROM, _MOST_ITERATIONS = 300, 50
 # Of targets with variance 1: below this, single precision is not enough to say what a process says.
 _NOISES = (3e-4, 10.0)
 _LENGTHSCALES, _SIGNALS = (1e-2, 1e4), (1e-3, 1e3)
+#: Of the signal, as noise of every row: with less, rounding may leave rows of great weight no variance.
+ROUNDING = 1e-10
 # A row of no weight is one of much noise.
 _SMALLEST_COUNT = 1e-6
 # The prior of log(lengthscale/√columns), a Normal: without one, 25 lengthscales know 100 rows by heart.
@@ -113,7 +115,8 @@ def negative_evidence(logs: np.ndarray, rows: Distinct) -> tuple[float, np.ndarr
     lengthscales, (signal, noise) = np.exp(logs[:-2]), np.exp(logs[-2:])
     scaled, noises = rows.points / lengthscales, noise / rows.counts
     far = _far(scaled, scaled, np)
-    smooth, slope = _matern(far, signal, np), signal * 5 / 3 * (1 + far) * np.exp(-far)
+    slope = signal * 5 / 3 * (1 + far) * np.exp(-far)
+    smooth = _matern(far, signal, np) + signal * ROUNDING * np.eye(len(scaled))
     factor = scipy.linalg.cho_factor(smooth + np.diag(noises), lower=True)
     alpha = scipy.linalg.cho_solve(factor, rows.means)
     squares, freedom = np.sum(rows.squares) / noise, np.sum(rows.freedom)
