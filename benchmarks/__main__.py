@@ -31,8 +31,9 @@ PARTS = {
 }
 
 
-def measure(parts: list[str], *, quick: bool) -> dict:
-    """All results, by part, with the machine they were found on."""
+def measure(parts: list[str], *, quick: bool, out: Path) -> dict:
+    """All results, by part, with the machine they were found on; what there is so far is written to `out`."""
+    out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     found: dict = {"machine": machine(), "quick": quick}
     jobs = [(part, job) for part in parts for job in PARTS[part].jobs(quick=quick)]
@@ -40,8 +41,13 @@ def measure(parts: list[str], *, quick: bool) -> dict:
         for part, job in jobs:
             bar.set_description(job.name)
             found.setdefault(part, []).append(job.run(bar.update))
+            _write(found | {"seconds": time.perf_counter() - began}, out)
         bar.set_description("benchmarks")
     return found | {"seconds": time.perf_counter() - began}
+
+
+def _write(results: dict, out: Path) -> None:
+    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -52,9 +58,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny sizes")
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="where to write")
     asked = parser.parse_args()
-    results = measure(asked.only, quick=asked.quick)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    (asked.out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    results = measure(asked.only, quick=asked.quick, out=asked.out)
+    _write(results, asked.out)
     text = tables.all_tables(results)
     (asked.out / "tables.md").write_text(text, encoding="utf-8")
     figures.draw_all(results, asked.out)

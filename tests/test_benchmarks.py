@@ -172,11 +172,16 @@ def test_large_networks_are_classifiers():
 
 
 @pytest.fixture(scope="module")
-def results():
+def results(tmp_path_factory):
     """Tiny sizes of everything that needs no process of its own; peers where they are installed."""
+    out = tmp_path_factory.mktemp("bench")
     with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):
         patch.setattr("benchmarks.__main__.tqdm", lambda **_: _Silent())
-        found = measure(["imports", "overhead", "pairs", "peers", "growth"], quick=True)
+        found = measure(["imports", "overhead", "pairs", "peers", "growth"], quick=True, out=out)
+    # What there was so far had been written, all along.
+    assert len(json.loads((out / "results.json").read_text(encoding="utf-8"))["growth"]) == len(
+        found["growth"]
+    )
     found["peers"].append(tabular_fit.measured(_process, 2, lambda: None))
     return json.loads(json.dumps(found))
 

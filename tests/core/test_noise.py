@@ -33,7 +33,7 @@ def test_the_words_of_a_step_are_those_of_its_key(impl):
     words = jax.jit(noise.words_of_steps)(made, steps)
     assert np.array_equal(words, folded)
     drawn = standard_normal(jax.random.fold_in(made, 77), 5, LIKE)
-    assert np.array_equal(rows(noise.normal_of_words(words[2], 5, LIKE)), rows(drawn))
+    assert np.array_equal(rows(noise.mean_normal_of_words(words[2:3], 5, LIKE)), rows(drawn))
 
 
 def test_a_coordinate_depends_on_key_particle_and_coordinate_alone():
@@ -121,6 +121,17 @@ def test_cpus_and_accelerators_make_the_same_numbers():
     ):
         assert whole.shape == each.shape
         assert_close(whole, each)
+
+
+@pytest.mark.parametrize("shapes", [((3, 5), (), (7,)), ((4,),), ((3, 4), (2, 6)), ((1,),)])
+def test_a_kernel_of_its_own_makes_the_same_means(shapes):
+    """Of leaves in the first half, in the second, and across."""
+    words = jnp.arange(4, dtype=jnp.uint32).reshape(2, 2)
+    each = [noise._leaf_by_leaf((two[0], two[1]), 4, shapes) for two in words]
+    found = noise._in_a_kernel(words, 4, shapes)
+    for mean, shape, first, second in zip(found, shapes, *each, strict=True):
+        assert mean.shape == (4, *shape)
+        assert_close(mean, (first + second) / 2)
 
 
 def test_the_two_halves_are_independent():

@@ -47,7 +47,7 @@ def test_leimkuhler_matthews_has_the_right_variance_for_every_step_size(eta, g):
 
 @pytest.mark.parametrize("factor", [0.5, 0.9, 1.1, 2.0])
 def test_the_variance_test_has_power(factor, monkeypatch):
-    monkeypatch.setattr(integrators, "normal_of_words", noise_times(factor, "normal_of_words"))
+    monkeypatch.setattr(integrators, "mean_normal_of_words", noise_times(factor, "mean_normal_of_words"))
     assert abs(variance(mf.WassersteinFlow(0.4)) / (TAU / A) - 1) > 4 * ERROR
 
 

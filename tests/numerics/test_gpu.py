@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 import measureflow as mf
 from measureflow.core import platforms, products
+from measureflow.core.pytrees import root_mean_square_norm, root_mean_square_norms, squared_norm
 from measureflow.numerics import pair_sums
 from measureflow.numerics.gpu import few_dimensions, lanes, many_dimensions
 from measureflow.numerics.interactions import EXACT
@@ -66,6 +67,26 @@ def test_few_particles_are_summed_directly(name, monkeypatch):
     assert_close(rows(EXACT.gradient(kernel, x)), rows(expected[0]))
     assert_close(EXACT.mean(kernel, x), expected[1])
     assert len(used) == 2
+
+
+def test_norms_of_fields_are_rows_of_one_sum(monkeypatch):
+    """A GPU makes the norms of a record by one kernel: the same numbers."""
+    fields = [jax.tree.map(lambda leaf, power=power: leaf**power, draw(SMALL, 7)) for power in (1, 2, 3)]
+    expected = [root_mean_square_norm(field) for field in fields]
+    assert_close(jnp.stack(root_mean_square_norms(*fields)), jnp.stack(expected))
+    monkeypatch.setattr(platforms, "compute_capability", lambda: platforms.AMPERE)
+    assert_close(jnp.stack(jax.jit(root_mean_square_norms)(*fields)), jnp.stack(expected))
+
+
+def test_gradients_of_a_sum_are_summed(monkeypatch):
+    """A GPU takes the potential's gradient term by term: the same forces."""
+    prior = mf.Gaussian(jax.tree.map(lambda leaf: leaf[0], draw(SMALL, 10)), 2.0)
+    energy = mf.deep_repulsive_langevin_ensemble(squared_norm, prior, KERNEL, mmd=0.5, kl=0.3).free_energy()
+    x = draw(SMALL, 11)
+    expected = rows(energy.potential_gradient(x))
+    assert np.ptp(expected) > 0.1
+    monkeypatch.setattr(platforms, "compute_capability", lambda: platforms.AMPERE)
+    assert_close(rows(energy.potential_gradient(x)), expected)
 
 
 def test_what_fits():

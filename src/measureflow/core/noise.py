@@ -5,15 +5,16 @@ on which device they lie; and it is arithmetic on indices, where `jax.random.nor
 arrays of its own.
 
 Threefry makes two words at a time, and each is a coordinate: the first words are those of the first half of
-θ, the second words those of the other half. For large θ a CPU makes both halves at once, which is half of the
-arithmetic, and that is most of what noise costs there. Elsewhere both words are made for every coordinate,
-inside of whatever uses them: on an accelerator that costs less than a kernel of its own. The numbers are the
+θ, the second words those of the other half. For large θ both halves are made at once, which is half of the
+arithmetic, and that is most of what noise costs. Elsewhere both words are made for every coordinate, inside
+of whatever uses them: for small θ that costs less than a loop, or a kernel of its own. The numbers are the
 same.
 """
 
 import functools
 import itertools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -30,13 +31,14 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _ROUNDS = 20
-# Noise of fewer coordinates costs less than a loop of its own.
-_FEWEST_IN_HALVES = 256
+# Noise of fewer coordinates costs less than a loop of its own; noise of fewer numbers, less than a kernel.
+_FEWEST_IN_HALVES, _FEWEST_IN_A_KERNEL = 256, 2**25
 
 
 def standard_normal(key: Key[Array, ""], n: int, like: Parameters) -> Particles:
     """n draws of Z ~ N(0, I), each a pytree like θ."""
-    return normal_of_words(_words_of_key(key) if _is_threefry(key) else _bits(key), n, like)
+    words = _words_of_key(key) if _is_threefry(key) else _bits(key)
+    return mean_normal_of_words(words[None], n, like)
 
 
 def words_of_steps(key: Key[Array, ""], steps: Int[Array, " k"]) -> UInt32[Array, "k 2"]:
@@ -51,13 +53,13 @@ def words_of_steps(key: Key[Array, ""], steps: Int[Array, " k"]) -> UInt32[Array
     return _folded_words(key, steps.astype(jnp.uint32))
 
 
-def normal_of_words(words: UInt32[Array, "2"], n: int, like: Parameters) -> Particles:
-    """The draws that two words make: n of Z ~ N(0, I), each a pytree like θ."""
+def mean_normal_of_words(words: UInt32[Array, "k 2"], n: int, like: Parameters) -> Particles:
+    """(1/k) Σ Z, the mean of the draws that each two words make: n of Z ~ N(0, I), each a pytree like θ."""
     leaves, structure = jax.tree.flatten(like)
     shapes = tuple(leaf.shape for leaf in leaves)
     # Of a double, both words are digits.
     double = any(leaf.dtype == jnp.float64 for leaf in leaves)
-    normal = (_doubles if double else _singles)((words[0], words[1]), n, shapes)
+    normal = (_doubles if double else _singles)(words, n, shapes)
     drawn = [one.astype(leaf.dtype) for one, leaf in zip(normal, leaves, strict=True)]
     return jax.tree.unflatten(structure, drawn)
 
@@ -103,10 +105,44 @@ def _barred(words: UInt32[Array, "... 2"]) -> UInt32[Array, "... 2"]:
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _singles(words: Words, n: int, shapes: Shapes) -> list[Float[Array, "n ..."]]:
+def _singles(words: UInt32[Array, "k 2"], n: int, shapes: Shapes) -> list[Float[Array, "n ..."]]:
     """For leaves of these shapes."""
-    in_halves = jax.default_backend() == "cpu" and sum(map(math.prod, shapes)) >= _FEWEST_IN_HALVES
-    return (_half_by_half if in_halves else _leaf_by_leaf)(words, n, shapes)
+    size, on_cpu = sum(map(math.prod, shapes)), jax.default_backend() == "cpu"
+    if on_cpu and size >= _FEWEST_IN_HALVES:
+        return _mean_over_words(_half_by_half, words, n, shapes)
+    if not on_cpu and n * size >= _FEWEST_IN_A_KERNEL:
+        return _in_a_kernel(words, n, shapes)
+    return _mean_over_words(_leaf_by_leaf, words, n, shapes)
+
+
+def _mean_over_words(
+    draws: Callable[[Words, int, Shapes], list[Array]],
+    words: UInt32[Array, "k 2"],
+    n: int,
+    shapes: Shapes,
+) -> list[Float[Array, "n ..."]]:
+    drawn = [draws((two[0], two[1]), n, shapes) for two in words]
+    return [_mean(of_leaf) for of_leaf in zip(*drawn, strict=True)]
+
+
+def _mean(drawn: Sequence[Array]) -> Array:
+    return functools.reduce(jnp.add, drawn) / len(drawn)
+
+
+def _in_a_kernel(words: UInt32[Array, "k 2"], n: int, shapes: Shapes) -> list[Float[Array, "n ..."]]:
+    """Both halves of θ, each an array, and their mean over k: written to memory once, and then cut into
+    leaves."""
+    half = _half(sum(map(math.prod, shapes)))
+    particle, coordinate = (jax.lax.broadcasted_iota(jnp.uint32, (n, half), axis) for axis in (0, 1))
+    drawn = [threefry((two[0], two[1]), particle, coordinate) for two in words]
+    halves = [[_normal(_from_32_bits(bits)) for bits in of_half] for of_half in zip(*drawn, strict=True)]
+    first_half, second_half = jax.lax.optimization_barrier([_mean(of_half) for of_half in halves])
+    found = []
+    for first, shape in zip(_firsts(shapes), shapes, strict=True):
+        last = first + math.prod(shape)
+        parts = [first_half[:, first:last], second_half[:, max(first - half, 0) : max(last - half, 0)]]
+        found.append(jnp.concatenate([part for part in parts if part.shape[1]], axis=1).reshape(n, *shape))
+    return found
 
 
 def _half_by_half(words: Words, n: int, shapes: Shapes) -> list[Float[Array, "n ..."]]:
@@ -133,8 +169,12 @@ def _leaf_by_leaf(words: Words, n: int, shapes: Shapes) -> list[Float[Array, "n 
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _doubles(words: Words, n: int, shapes: Shapes) -> list[Float[Array, "n ..."]]:
+def _doubles(words: UInt32[Array, "k 2"], n: int, shapes: Shapes) -> list[Float[Array, "n ..."]]:
     """For leaves of these shapes, some of which have double precision."""
+    return _mean_over_words(_digit_by_digit, words, n, shapes)
+
+
+def _digit_by_digit(words: Words, n: int, shapes: Shapes) -> list[Float[Array, "n ..."]]:
     counters = [_counters(n, first, shape) for first, shape in zip(_firsts(shapes), shapes, strict=True)]
     return [_normal(_from_64_bits(*threefry(words, *of_leaf))) for of_leaf in counters]
 

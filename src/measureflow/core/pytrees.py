@@ -110,12 +110,22 @@ def scale(factor: Float[Array, ""], x: PyTree) -> PyTree:
 
 def total(x: PyTree) -> Float[Array, ""]:
     """The sum of all entries of all leaves."""
+    if _are_one_kernel(x):
+        return jnp.sum(_row(x))
+    return sum((jnp.sum(leaf) for leaf in jax.tree.leaves(x)), start=jnp.zeros(()))
+
+
+def _are_one_kernel(x: PyTree) -> bool:
+    """Whether a GPU sums all leaves by one kernel."""
     leaves = jax.tree.leaves(x)
     are_alike = len({leaf.dtype for leaf in leaves}) == 1
     few = len(leaves) > 1 and are_alike and dimension(x) <= _ONE_KERNEL
-    if few and platforms.compute_capability() >= platforms.AMPERE:
-        return jnp.sum(jnp.concatenate([leaf.reshape(-1) for leaf in leaves]))
-    return sum((jnp.sum(leaf) for leaf in jax.tree.leaves(x)), start=jnp.zeros(()))
+    return few and platforms.compute_capability() >= platforms.AMPERE
+
+
+def _row(x: PyTree) -> Float[Array, " k"]:
+    """All entries of all leaves."""
+    return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(x)])
 
 
 def weighted_mean(values: Float[Array, " n"], weights: Float[Array, " n"] | None) -> Float[Array, ""]:
@@ -131,6 +141,16 @@ def squared_norm(x: Parameters) -> Float[Array, ""]:
 def root_mean_square_norm(x: Particles) -> Float[Array, ""]:
     """√(1/N Σᵢ ‖xᵢ‖²): the L²(Q_N) norm of a vector field on the particles."""
     return jnp.sqrt(squared_norm(x) / particle_count(x))
+
+
+def root_mean_square_norms(*fields: Particles) -> list[Float[Array, ""]]:
+    """That of several vector fields on the same particles."""
+    if not all(_are_one_kernel(field) for field in fields):
+        return [root_mean_square_norm(field) for field in fields]
+    # Rows of a matrix in memory: a compiler would make each norm together with whatever else reads its field,
+    # a step of all particles among it, and sums are slow kernels.
+    rows = jax.lax.optimization_barrier(jnp.stack([_row(field) for field in fields]))
+    return list(jnp.sqrt(jnp.sum(jnp.square(rows), axis=1) / particle_count(fields[0])))
 
 
 def as_matrix(particles: Particles) -> Float[Array, "n J"]:

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from measureflow.core.noise import normal_of_words, standard_normal, words_of_steps
+from measureflow.core.noise import mean_normal_of_words, standard_normal, words_of_steps
 from measureflow.core.pytrees import Particles, particle_count
 from measureflow.flows.scalings import AbstractScaling, Diagonal
 
@@ -53,9 +53,9 @@ def leimkuhler_matthews(
     step: Int[Array, ""],
 ) -> Particles:
     """θ − ηg·gradient + √(2ητg)(Z_k + Z_{k+1})/2, where Z_k is the noise of `key` folded with k."""
-    one, words = jax.tree.map(lambda x: x[0], particles), words_of_steps(key, jnp.stack([step, step + 1]))
-    first, second = (normal_of_words(words[k], particle_count(particles), one) for k in (0, 1))
-    noise = jax.tree.map(lambda z, after: 0.5 * (z + after), first, second)
+    words = words_of_steps(key, step + jnp.arange(2, dtype=step.dtype))
+    one = jax.tree.map(lambda x: x[0], particles)
+    noise = mean_normal_of_words(words, particle_count(particles), one)
     return moved(particles, gradient, step_size, temperature, precondition, noise)
 
 

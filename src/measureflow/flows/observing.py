@@ -1,9 +1,11 @@
 """What history records of particles: energies, and the sizes of the forces."""
 
+import functools
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
-from measureflow.core.pytrees import Particles, add, root_mean_square_norm
+from measureflow.core.pytrees import Particles, add, root_mean_square_norms
 from measureflow.numerics.interactions import EXACT, AbstractInteractions
 from measureflow.statement.problem import Problem
 
@@ -29,22 +31,26 @@ def observed(
     if regulariser.interaction is not None:
         of_interaction = interactions.gradient(regulariser.interaction, particles, key)
         interaction = 0.5 * interactions.mean(regulariser.interaction, particles, key)
-    total = add(add(of_loss, of_reference), of_interaction)
-    loss_norm, interaction_norm = map(root_mean_square_norm, (of_loss, of_interaction))
+    fields = {"loss": of_loss, "reference": of_reference, "interaction": of_interaction}
+    if regulariser.rest is not None:
+        fields["rest"] = regulariser.rest_gradient(particles)
+    of_all = functools.reduce(add, fields.values())
+    *norms, norm_of_all = root_mean_square_norms(*fields.values(), of_all)
+    norm_of = dict(zip(fields, norms, strict=True))
     found = {
         "loss": loss,
         "reference": regulariser.potential_energy(particles),
         "interaction": interaction,
-        "loss_gradient_norm": loss_norm,
-        "reference_gradient_norm": root_mean_square_norm(of_reference),
-        "interaction_gradient_norm": interaction_norm,
+        **{f"{name}_gradient_norm": norm for name, norm in norm_of.items()},
+        "gradient_norm": norm_of_all,
+        "repulsion": _relative(norm_of["interaction"], norm_of["loss"]),
     }
     if regulariser.rest is not None:
-        of_rest = regulariser.rest_gradient(particles)
-        total = add(total, of_rest)
         found["rest"] = regulariser.rest_energy(particles)
-        found["rest_gradient_norm"] = root_mean_square_norm(of_rest)
-    # Without a loss gradient there is nothing to compare with: 0/0 would be NaN.
-    repulsion = interaction_norm / jnp.where(loss_norm > 0, loss_norm, 1.0)
-    repulsion = jnp.where(loss_norm > 0, repulsion, jnp.where(interaction_norm > 0, jnp.inf, 0.0))
-    return {**found, "gradient_norm": root_mean_square_norm(total), "repulsion": repulsion}
+    return found
+
+
+def _relative(interaction: Float[Array, ""], loss: Float[Array, ""]) -> Float[Array, ""]:
+    """Without a loss gradient there is nothing to compare with: 0/0 would be NaN."""
+    relative = interaction / jnp.where(loss > 0, loss, 1.0)
+    return jnp.where(loss > 0, relative, jnp.where(interaction > 0, jnp.inf, 0.0))

@@ -181,7 +181,9 @@ def _call(
         # What is observed between two records falls off the table's end.
         slot = jnp.where(number % turns == 0, number // turns, RECORDS)
         table = table.recorded(slot, observe(state))
-        moved = jax.lax.fori_loop(0, STEPS_OF_A_TURN, lambda _, moving: step(moving), (state, buffer))
+        # The first step is outside of the loop: it has its gradients in common with the record.
+        moved = step((state, buffer))
+        moved = jax.lax.fori_loop(1, STEPS_OF_A_TURN, lambda _, moving: step(moving), moved)
         return *moved, table
 
     def chunk(number: Array, carry: tuple) -> tuple:
