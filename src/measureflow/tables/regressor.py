@@ -1,7 +1,6 @@
 """Regression: tables in, distributions of numbers out."""
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,9 +12,7 @@ from jax.sharding import Mesh
 from sklearn.base import RegressorMixin
 from sklearn.utils import Tags
 
-from measureflow.core.showing import counted
 from measureflow.core.validation import positive_number
-from measureflow.core.warned import at_the_users_line
 from measureflow.networks.censoring import CensoredLikelihood
 from measureflow.networks.likelihoods import AbstractLikelihood
 from measureflow.networks.network import Network
@@ -34,6 +31,7 @@ from measureflow.tables.methods import Method
 from measureflow.tables.models import Model, Shape, default_shapes
 from measureflow.tables.reading import targets_of
 from measureflow.tables.scaling import moments
+from measureflow.tables.tails import moments_of, warn_of_tails
 from measureflow.tables.targets import (
     Head,
     TargetUnits,
@@ -278,22 +276,10 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean, and with `return_std` also the predictive standard deviation."""
-        if not return_std:
-            return self._finite(self._in_units(self._map(_mean, X)))
-        mean, deviation = self._map(_mean_and_deviation, X)
-        return self._finite(self._in_units(mean)), self._in_units(deviation, shifted=False)
-
-    def _finite(self, mean: np.ndarray) -> np.ndarray:
-        """The same, with a warning where it is infinite."""
-        rows = np.flatnonzero(~np.isfinite(mean))
-        if len(rows):
-            warnings.warn(
-                f"the mean of {counted(len(rows), 'row')} is infinite, of row {rows[0]} first: so far from "
-                "the training rows, a law of log y has no mean that is a number; use predict_interval(X), or "
-                "predict_dist(X).median.",
-                stacklevel=at_the_users_line(),
-            )
-        return mean
+        found = self._map(moments_of, X)
+        mean, deviation = self._in_units(found.mean), self._in_units(found.deviation, shifted=False)
+        warn_of_tails(found, mean, with_deviation=return_std)
+        return (mean, deviation) if return_std else mean
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
         """The ends of the central interval that holds the target with probability `coverage`."""
@@ -435,14 +421,6 @@ def _log_volume(units: TargetUnits | None, volume: float, y: np.ndarray) -> np.n
 
 
 # Functions of a block's mixture: named, so that each is one program.
-
-
-def _mean(mixture: Mixture) -> Any:
-    return mixture.mean
-
-
-def _mean_and_deviation(mixture: Mixture) -> Any:
-    return mixture.mean, jnp.sqrt(mixture.variance)
 
 
 def _interval(tail: jax.Array, mixture: Mixture) -> Any:
