@@ -12,6 +12,7 @@ import scipy.optimize
 import scipy.stats as st
 from helpers import assert_close, assert_within, equations, jit, key, monte_carlo
 
+from measureflow.networks.censoring import Censored
 from measureflow.networks.likelihoods import Bernoulli, Categorical, Heteroscedastic, Poisson, StudentT
 from measureflow.networks.network import Network
 from measureflow.prediction.cumulative import cumulative
@@ -412,19 +413,43 @@ def test_marginals():
 
 
 def test_widened():
-    """m + c(Y − m): the same mean, c² of each variance, and quantiles c times as far away."""
+    """m + c(Y − m), m the median: the same median, c² of each variance, and quantiles c times as far away."""
     mixture = Mixture(dist.Normal(LOC, SCALE))
     plain, wide = jit(
         lambda mixture: [
-            (m.mean, m.aleatoric_variance, m.epistemic_variance, m.quantile(0.9))
+            (m.median, m.mean, m.aleatoric_variance, m.epistemic_variance, m.quantile(0.9))
             for m in (mixture, mixture.widened(1.7))
         ]
     )(mixture)
-    mean, within, between, level = map(exact, plain)
-    assert_close(wide[0], mean)
-    assert_close(wide[1], 1.7**2 * within)
-    assert_close(wide[2], 1.7**2 * between)
-    np.testing.assert_allclose(wide[3], mean + 1.7 * (level - mean), rtol=1e-4)
+    middle, mean, within, between, level = map(exact, plain)
+    assert np.max(np.abs(mean - middle)) > 0.01
+    assert_close(wide[0], middle, 1e-5)
+    assert_close(wide[1], middle + 1.7 * (mean - middle), 1e-5)
+    assert_close(wide[2], 1.7**2 * within)
+    assert_close(wide[3], 1.7**2 * between)
+    np.testing.assert_allclose(wide[4], middle + 1.7 * (level - middle), rtol=1e-4)
+
+
+def test_a_far_network_does_not_move_the_others():
+    """One of a hundred, 60 deviations away: narrowed to a half, the others' law is where it was. About the
+    mean it would move by 0.3 of its deviations."""
+    law = Mixture(dist.Normal(jnp.zeros((1, 100)).at[0, 0].set(60.0), 1.0))
+    narrow = law.widened(0.5)
+    assert abs(float(narrow.median[0] - law.median[0])) < 1e-5
+    places = np.sort(np.asarray(narrow.component_distribution.loc)[0])[:99]
+    assert np.all(np.abs(places) < 0.01)
+    about_the_mean = 0.5 * float(law.mean[0])
+    assert about_the_mean > 0.25
+
+
+def test_several_targets_and_bounds_have_a_median_each():
+    each = Mixture(dist.Normal(LOC, SCALE))
+    joint = Mixture(dist.Normal(jnp.stack([LOC, -LOC], axis=-1), SCALE[..., None]).to_event(1))
+    assert_close(joint.widened(1.7).marginals.median[:, 0], each.median, 1e-5)
+    assert_close(joint.widened(1.7).marginals.median[:, 1], -exact(each.median), 1e-5)
+    bounds = Mixture(Censored(dist.Normal(LOC, SCALE))).widened(1.7)
+    y = jnp.asarray(each.median) + 0.3
+    assert_close(bounds.log_prob(jnp.stack([y, y], axis=-1)), each.widened(1.7).log_prob(y), 1e-4)
 
 
 # As a NumPyro distribution and as a pytree
@@ -599,7 +624,8 @@ def test_units_of_several_targets():
 def test_spread():
     wide = Predictive(NETWORK, Heteroscedastic(), PARTICLES, 50.0, 3.0, spread=1.5).map(moments, X[:7])
     plain = Predictive(NETWORK, Heteroscedastic(), PARTICLES, 50.0, 3.0).map(moments, X[:7])
-    assert_close(wide["mean"], plain["mean"])
+    middle = Predictive(NETWORK, Heteroscedastic(), PARTICLES, 50.0, 3.0)(X[:7]).median
+    assert_close(wide["mean"], middle + 1.5 * (exact(plain["mean"]) - middle), 1e-5)
     assert_close(wide["variance"], 1.5**2 * exact(plain["variance"]))
 
 

@@ -89,7 +89,7 @@ class Predictive(eqx.Module):
         Where targets were standardised, (y − location)/scale: numbers, or one per target. Predictions are
         then in the units of y, in float64.
     spread
-        A factor for the width of the mixture about its mean, as held-out rows may ask for: a number, or a
+        A factor for the width of the mixture about its median, as held-out rows may ask for: a number, or a
         `Spread`. Of classes, the temperature.
     log
         Whether the network sees log y: then location, scale and spread are of log y, and what is predicted

@@ -70,10 +70,13 @@ def _bisected(
     # are as far away as 1/p.
     most = 2 * kind.nmant + jnp.ceil(-jnp.log2(jnp.min(jnp.minimum(p, c))))
 
+    def is_wide(low: Array, high: Array) -> Array:
+        smallest = kind.eps * jnp.maximum(jnp.abs(low), jnp.abs(high)) if spacing is None else spacing
+        return high - low > smallest
+
     def unfinished(state: tuple[Array, Array, Array]) -> Array:
         steps, low, high = state
-        smallest = kind.eps * jnp.maximum(jnp.abs(low), jnp.abs(high)) if spacing is None else spacing
-        return (steps < most) & jnp.any(high - low > smallest)
+        return (steps < most) & jnp.any(is_wide(low, high))
 
     def halve(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         steps, low, high = state
@@ -81,7 +84,10 @@ def _bisected(
         middle = middle if spacing is None else jnp.floor(middle)
         below, above = mixture_tails(components, middle)
         enough = jnp.where(p <= c, below >= p, above <= c)
-        return steps + 1, jnp.where(enough, low, middle), jnp.where(enough, middle, high)
+        # What is narrow stays as it is: a row's number must not depend on those beside it.
+        goes_on = is_wide(low, high)
+        low, high = jnp.where(goes_on & ~enough, middle, low), jnp.where(goes_on & enough, middle, high)
+        return steps + 1, low, high
 
     return jax.lax.while_loop(unfinished, halve, (jnp.zeros((), p.dtype), low, high))[2]
 

@@ -3,8 +3,8 @@
 The law of its targets. How its networks are trained, where several ways share the ensemble: some tables need
 the Bayes posterior, others are predicted far better by a colder one, some by bins, some by columns, some by
 linear functions of these, and most by all of them together. And the spread of the predictive law about its
-mean, or the temperature of classes: the mean of an ensemble errs less than its members, whose noise is fitted
-to their own errors.
+median, or the temperature of classes: the middle of an ensemble errs less than its members, whose noise is
+fitted to their own errors.
 """
 
 import itertools
@@ -28,7 +28,7 @@ FEWEST_TO_CHOOSE, FEW = 50, 300
 MANY, MOST_HELD_OUT, FOLDS = 5_000, 5_000, 3
 # (factor, power) for the spread of the predictive law: see `Spread`. The first one changes nothing, and the
 # next have power 1: these alone are for classes, whose temperature is the factor.
-FACTORS, POWERS = np.exp(np.linspace(-1.2, 2.4, 61)), (1.0, 0.5, 0.0)
+FACTORS, POWERS = np.exp(np.linspace(-2.4, 2.4, 61)), (1.0, 0.5, 0.0)
 SPREADS = np.array([(1.0, 1.0), *((factor, power) for power in POWERS for factor in FACTORS)])
 TEMPERATURES, NO_SPREADS = SPREADS[: 1 + len(FACTORS)], SPREADS[:1]
 NO_SPREAD = (1.0, 1.0)

@@ -92,8 +92,9 @@ class Again:
             }
             choices = choices | told
         longer = {table: choice for table, choice in choices.items() if self._learns_on(choice)}
-        if longer:
-            found |= self._trained(longer, seeing, smooth)
+        for length in sorted({self._length(table, choices[table]) for table in longer}):
+            of_length = {t: choice for t, choice in longer.items() if self._length(t, choice) == length}
+            found |= self._trained(of_length, length, seeing, smooth)
         settled = {table: seeing[table] for table in seeing.keys() - longer.keys()}
         if settled and beside is not None:
             found |= beside.with_spreads(settled)
@@ -129,17 +130,25 @@ class Again:
             for table in smooth
         }
         what = "whether a smoother helps"
-        new = self.trials.again(tried, what, all_steps=False, smooth=self._of_folds(smooth))
+        new = self.trials.again(tried, what, smooth=self._of_folds(smooth))
         return self.trials.beside(new)
 
+    def _length(self, table: int, choice: Choice) -> float:
+        """The share of all steps that the table's ensemble will take."""
+        return choice.length(*self.trials.models[table].lengths)
+
     def _trained(
-        self, choices: dict[int, Choice], seeing: dict[int, Choice], smooth: dict[int, list[Smoothness]]
+        self,
+        choices: dict[int, Choice],
+        length: float,
+        seeing: dict[int, Choice],
+        smooth: dict[int, list[Smoothness]],
     ) -> dict[int, Choice]:
-        """With spreads by networks that are trained for all steps; where trials were better beside a
-        smoother, with it and without."""
+        """With spreads by networks that are trained as long as the ensemble; where trials were better beside
+        a smoother, with it and without."""
         parts = {table: choice.parts + seeing.get(table, choice).parts for table, choice in choices.items()}
         tried = {table: list(dict.fromkeys(of_table)) for table, of_table in parts.items()}
-        again = self.trials.again(tried, "the width of laws", all_steps=True, smooth=self._of_folds(smooth))
+        again = self.trials.again(tried, "the width of laws", length=length, smooth=self._of_folds(smooth))
         undecided = {table: choice for table, choice in choices.items() if table in seeing}
         return again.with_spreads(choices | self._combined(again, undecided))
 
@@ -163,4 +172,4 @@ class Again:
         model = self.trials.models[table]
         if choice.is_smoothed:
             choice = choice._replace(smoothness=require_smoothness(self.tables[table], model))
-        return choice.stretched(before.length(*model.lengths))
+        return choice.stretched(self._length(table, before))

@@ -69,27 +69,29 @@ class OnFolds:
         tried: Mapping[int, list[Trial]],
         what: str,
         *,
-        all_steps: bool,
+        length: float | None = None,
         smooth: Sequence[Smoothness | None] = (),
     ) -> "OnFolds":
-        """Trials of some tables once more, or others of them; for `all_steps` on all folds of few rows, and
-        on the first of many. Where networks see what a smoother says, `smooth` has that of each fold here."""
+        """Trials of some tables once more, or others of them; with a `length` for so many times all steps,
+        on all folds of few rows, and on the first of many. Where networks see what a smoother says, `smooth`
+        has that of each fold here."""
         places = [
             place
             for place, fold in enumerate(self.folds)
-            if fold.table in tried and (not all_steps or self._counts(place))
+            if fold.table in tried and (length is None or self._counts(place))
         ]
         folds = [self.folds[place] for place in places]
         # Side by side, tables with fewer of them train one more than once.
         most = max(map(len, tried.values()))
         of_folds = [tried[fold.table] for fold in folds]
         of_folds = [of_fold + of_fold[-1:] * (most - len(of_fold)) for of_fold in of_folds]
-        steps = max(model.steps if all_steps else model.trial_steps for model in self.models)
+        most_steps = max(model.trial_steps if length is None else model.steps for model in self.models)
+        steps = most_steps if length is None else math.ceil(length * most_steps)
         seen = [smooth[place] for place in places] if smooth else ()
         return OnFolds(self.models, of_folds, self.recipe, folds, steps, self.key, self.drive, what, seen)
 
     def _counts(self, place: int) -> bool:
-        """Whether trials that take all steps are trained on this fold, too."""
+        """Whether trials that take as many steps as the ensemble are trained on this fold, too."""
         fold = self.folds[place]
         few = len(fold.trained.weights) + len(fold.held_out.weights) < FEW
         return few or all(known.table != fold.table for known in self.folds[:place])

@@ -141,7 +141,7 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
         ensemble of 20 has four parts of five, each
         trained by one of the candidates: those under whose mixture held-out rows have the highest log score.
     spread_ : float
-        A factor that widens or narrows the predictive law about its mean; 1 where nothing was chosen.
+        A factor that widens or narrows the predictive law about its median; 1 where nothing was chosen.
     spread_power_, typical_deviation_ : float
         With a power p < 1 the factor depends on the deviation s of a row's law, as (s/typical)^(p − 1): see
         `mf.Spread`. 1 where nothing was chosen.
