@@ -750,8 +750,10 @@ def test_laws_are_as_wide_as_training_for_all_steps_makes_them_need():
     assert found["all steps"].spread[0] > 1.5 * found["mutant"].spread[0]
 
 
-def test_of_many_rows_one_fold_says_how_wide_laws_must_be():
-    """And tables that are mostly noise are trained no longer than their trials."""
+@pytest.mark.parametrize("longest", [1.0, 2.0])
+def test_of_many_rows_one_fold_says_how_wide_laws_must_be(longest):
+    """It is trained for as long as the ensemble will be. And tables that are mostly noise are trained no
+    longer than their trials."""
     network, runs = linear(), []
     tables = [a_table(rows, seed=rows) for rows in (FEW - 1, FEW)]
     noise = np.random.default_rng(0).normal(size=FEW).astype(np.float32)
@@ -760,7 +762,7 @@ def test_of_many_rows_one_fold_says_how_wide_laws_must_be():
     # The noise of targets is 1: no score is above 0. For two tables, as if it were a hundredth.
     volume = [lambda y: np.full(len(y), np.log(100))] * 2 + [None]
     models = [
-        (Model(Shape((2, 2), 0), loss, network.prior(), 80, 20, lengths=(0.25, 1.0), log_volume=one),)
+        (Model(Shape((2, 2), 0), loss, network.prior(), 80, 20, lengths=(0.25, longest), log_volume=one),)
         for one in volume
     ]
     recipe = Recipe(METHODS["DE"], batch_size=10**6, step_size=0.05)
@@ -770,8 +772,8 @@ def test_of_many_rows_one_fold_says_how_wide_laws_must_be():
         return drive(trials, end)
 
     choices = chosen_on_folds(models, recipe, tables, key(0), noted)
-    assert runs == [(9, 20), (4, 80)]
-    trials = [{0.25 * one.steps for one in WITHOUT_ENTROPY}, {one.steps for one in WITHOUT_ENTROPY}]
+    assert runs == [(9, 20), (4, int(longest * 80))]
+    trials = [{share * one.steps for one in WITHOUT_ENTROPY} for share in (0.25, longest)]
     for choice, shares in zip(choices, (trials[1], trials[1], trials[0]), strict=True):
         assert {part.candidate.steps for part in choice.parts} <= shares
 
