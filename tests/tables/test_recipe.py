@@ -752,8 +752,8 @@ def test_laws_are_as_wide_as_training_for_all_steps_makes_them_need():
 
 @pytest.mark.parametrize("longest", [1.0, 2.0])
 def test_of_many_rows_one_fold_says_how_wide_laws_must_be(longest):
-    """It is trained for as long as the ensemble will be. And tables that are mostly noise are trained no
-    longer than their trials."""
+    """It is trained for all steps, also where the ensemble will take more. And tables that are mostly noise
+    are trained no longer than their trials."""
     network, runs = linear(), []
     tables = [a_table(rows, seed=rows) for rows in (FEW - 1, FEW)]
     noise = np.random.default_rng(0).normal(size=FEW).astype(np.float32)
@@ -772,10 +772,26 @@ def test_of_many_rows_one_fold_says_how_wide_laws_must_be(longest):
         return drive(trials, end)
 
     choices = chosen_on_folds(models, recipe, tables, key(0), noted)
-    assert runs == [(9, 20), (4, int(longest * 80))]
+    assert runs == [(9, 20), (4, 80)]
     trials = [{share * one.steps for one in WITHOUT_ENTROPY} for share in (0.25, longest)]
     for choice, shares in zip(choices, (trials[1], trials[1], trials[0]), strict=True):
         assert {part.candidate.steps for part in choice.parts} <= shares
+
+
+def test_of_very_many_rows_the_fold_is_trained_for_as_long_as_the_ensemble():
+    network, runs = linear(), []
+    table = a_table(MANY, seed=1)
+    loss = NegativeLogLikelihood(network, unit_normal)
+    volume = {"log_volume": lambda y: np.full(len(y), np.log(100))}
+    model = Model(Shape((2, 2), 0), loss, network.prior(), 80, 20, lengths=(0.25, 2.0), **volume)
+    recipe = Recipe(METHODS["DE"], batch_size=100, step_size=0.05)
+
+    def noted(trials, end, what):
+        runs.append((trials.numbers.shape[0], end))
+        return drive(trials, end)
+
+    chosen_on_folds([(model,)], recipe, [table], key(0), noted)
+    assert runs == [(1, 20), (1, 160)]
 
 
 # Stopping early

@@ -6,6 +6,7 @@ import dataclasses
 from jaxtyping import Array, Key
 
 from measureflow.tables.choosing import (
+    MANY,
     Choice,
     combined,
     combined_beside_smoothers,
@@ -92,8 +93,9 @@ class Again:
             }
             choices = choices | told
         longer = {table: choice for table, choice in choices.items() if self._learns_on(choice)}
-        for length in sorted({self._length(table, choices[table]) for table in longer}):
-            of_length = {t: choice for t, choice in longer.items() if self._length(t, choice) == length}
+        lengths = {table: self._length_on_folds(table, choice) for table, choice in longer.items()}
+        for length in sorted(set(lengths.values())):
+            of_length = {table: choice for table, choice in longer.items() if lengths[table] == length}
             found |= self._trained(of_length, length, seeing, smooth)
         settled = {table: seeing[table] for table in seeing.keys() - longer.keys()}
         if settled and beside is not None:
@@ -137,6 +139,10 @@ class Again:
         """The share of all steps that the table's ensemble will take."""
         return choice.length(*self.trials.models[table].lengths)
 
+    def _length_on_folds(self, table: int, choice: Choice) -> float:
+        """That of the second look."""
+        return self._length(table, choice) if len(self.tables[table].weights) >= MANY else 1.0
+
     def _trained(
         self,
         choices: dict[int, Choice],
@@ -144,8 +150,8 @@ class Again:
         seeing: dict[int, Choice],
         smooth: dict[int, list[Smoothness]],
     ) -> dict[int, Choice]:
-        """With spreads by networks that are trained as long as the ensemble; where trials were better beside
-        a smoother, with it and without."""
+        """With spreads by networks that are trained for so many times all steps; where trials were better
+        beside a smoother, with it and without."""
         parts = {table: choice.parts + seeing.get(table, choice).parts for table, choice in choices.items()}
         tried = {table: list(dict.fromkeys(of_table)) for table, of_table in parts.items()}
         again = self.trials.again(tried, "the width of laws", length=length, smooth=self._of_folds(smooth))
