@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 import measureflow as mf
 from measureflow.prediction.mixture import Mixture
-from measureflow.tables.tails import moments_of, warn_of_tails
+from measureflow.tables.tails import Moments, mean_of, moments_of, warn_of_tails
 
 SIGMAS = jnp.array([0.5, 1.5, 3.0, 6.0])
 
@@ -22,10 +22,10 @@ def log_normal(sigmas=SIGMAS):
 
 
 def told(law, *, with_deviation):
-    moments = moments_of(law)
+    moments = (moments_of if with_deviation else mean_of)(law)
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
-        warn_of_tails(moments, np.asarray(moments.mean), with_deviation=with_deviation)
+        warn_of_tails(moments, np.asarray(moments.mean))
     return [str(one.message) for one in raised]
 
 
@@ -40,7 +40,8 @@ def test_how_much_of_a_law_lies_where():
 
 
 def test_the_first_row_is_told_and_what_to_use():
-    (mean,) = told(log_normal(), with_deviation=True)
+    mean, deviation = told(log_normal(), with_deviation=True)
+    assert "the deviation of 2 rows is made by a far tail, of row 2 first" in deviation
     assert (
         "the mean of 1 row is made by a far tail, of row 3 first: more than 99% of the law lies below" in mean
     )
@@ -58,7 +59,22 @@ def test_a_component_of_little_weight_far_out_is_told():
     for networks, expected in ((20, 0), (200, 1)):
         places = jnp.zeros((1, networks)).at[0, -1].set(9.0)
         law = mf.LogMixture(Mixture(dist.Normal(places, 0.1)))
-        assert len(told(law, with_deviation=True)) == expected
+        assert len(told(law, with_deviation=False)) == expected
+
+
+def test_rows_are_counted_and_not_their_targets():
+    mean = np.zeros((4, 3))
+    mean[2, 1:] = np.inf
+    with pytest.warns(UserWarning, match="the mean of 1 row is infinite, of row 2 first"):
+        warn_of_tails(Moments(mean), mean)
+
+
+def test_a_law_without_a_variance_has_a_mean():
+    """As Gompertz's has none in NumPyro."""
+    law = Mixture(dist.Gompertz(jnp.ones((2, 1)), jnp.ones((2, 1))))
+    with pytest.raises(NotImplementedError):
+        moments_of(law)
+    assert mean_of(law).mean.shape == (2,)
 
 
 def test_laws_of_y_itself_are_not_looked_at():

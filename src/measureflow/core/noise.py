@@ -141,7 +141,8 @@ def _in_a_kernel(words: UInt32[Array, "k 2"], n: int, shapes: Shapes) -> list[Fl
     for first, shape in zip(_firsts(shapes), shapes, strict=True):
         last = first + math.prod(shape)
         parts = [first_half[:, first:last], second_half[:, max(first - half, 0) : max(last - half, 0)]]
-        found.append(jnp.concatenate([part for part in parts if part.shape[1]], axis=1).reshape(n, *shape))
+        some = [part for part in parts if part.shape[1]] or parts[:1]
+        found.append(jnp.concatenate(some, axis=1).reshape(n, *shape))
     return found
 
 

@@ -23,7 +23,7 @@ from measureflow.core.validation import positive_number, require_positive, requi
 from measureflow.networks.censoring import Censored
 from measureflow.networks.rescaling import require_rescalable, rescaled, widened
 from measureflow.prediction.cumulative import class_probabilities
-from measureflow.prediction.quantiles import CLASSES, compiled_tails, mixture_quantile, smallest_tail
+from measureflow.prediction.quantiles import CLASSES, compiled_tails, middle, mixture_quantile, smallest_tail
 from measureflow.prediction.spread import Spread
 from measureflow.prediction.units import Units, as_jax_has_it
 
@@ -291,11 +291,12 @@ class Mixture(MixtureSameFamily):
         return levels.reshape(-1, *(1,) * len(self.batch_shape)) if levels.ndim == 1 else levels
 
     def widened(self, factor: Any) -> "Mixture":
-        """The law of m + factor·(Y − m), m the median of Y: the same median, and `factor` times the standard
-        deviation. A factor above 1 widens the law, one below 1 narrows it.
+        """The law of m + factor·(Y − m), m the median of Y: `factor` times the standard deviation. A factor
+        above 1 widens the law, one below 1 narrows it.
 
         About the mean, a far tail would move all the rest: where one network of a hundred is 60 deviations
-        away from the others, the mean is half a deviation away from these.
+        away from the others, the mean is half a deviation away from these. (Half-way between the quantiles
+        ½ ± π/100, m has one value also where half of the networks are far away from the other half.)
 
         Parameters
         ----------
@@ -318,13 +319,12 @@ class Mixture(MixtureSameFamily):
         return Mixture(widened(self._component_distribution, centre, numbers)).in_units(self._units)
 
     def _middle(self) -> Float[Array, "..."]:
-        """The median of every row and target; where bounds of a target are known, for each of them."""
+        """That of every row and target; where bounds of a target are known, for each of them."""
         component = self._component_distribution
-        if isinstance(component, Censored):
-            middle = Mixture(component.base_dist)._middle()
-            return jnp.broadcast_to(middle[..., None], (*middle.shape, *self.event_shape))
-        half = jnp.full((), 0.5, jnp.result_type(float))
-        return mixture_quantile(self.marginals._component_distribution, half, half)
+        if not isinstance(component, Censored):
+            return middle(component, self.mixture_dim)
+        of_targets = middle(component.base_dist)
+        return jnp.broadcast_to(of_targets[..., None], (*of_targets.shape, *self.event_shape))
 
     @property
     def has_classes(self) -> bool:

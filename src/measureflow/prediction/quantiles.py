@@ -1,10 +1,13 @@
-"""Tails and quantiles of a mixture with equal weights, whose components are the last batch axis of a law."""
+"""Tails and quantiles of a mixture with equal weights, whose components are an axis of a law, the last one if
+it is not said; and the middle of such a law."""
+
+import math
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
-from numpyro.distributions import CategoricalLogits, Distribution, constraints
+from numpyro.distributions import CategoricalLogits, Distribution, Independent, constraints
 from numpyro.distributions.discrete import BernoulliLogits, BernoulliProbs, CategoricalProbs
 
 from measureflow.prediction.cumulative import (
@@ -15,6 +18,11 @@ from measureflow.prediction.cumulative import (
     tails,
 )
 
+# The middle is half-way between the quantiles ½ ± this. No share of particles is near to that level, unless
+# they are hundreds: where half of them are on one side of a gap and half on the other, the median may be
+# anywhere in it, and rounding decides.
+_BESIDE = math.pi / 100
+
 CLASSES = (BernoulliLogits, BernoulliProbs, CategoricalLogits, CategoricalProbs)
 
 
@@ -23,9 +31,9 @@ def smallest_tail(components: Distribution) -> float:
     return 1e-37 if keeps_tails(components) else 1e-5
 
 
-def mixture_tails(components: Distribution, value: Numbers) -> tuple[Numbers, Numbers]:
+def mixture_tails(components: Distribution, value: Numbers, axis: int = -1) -> tuple[Numbers, Numbers]:
     """P(Y ≤ value) and P(Y > value)."""
-    below, above = (jnp.mean(t, axis=-1) for t in tails(components, value[..., None]))
+    below, above = (jnp.mean(t, axis=axis) for t in tails(components, jnp.expand_dims(value, axis)))
     ends = jnp.isinf(value)
     largest = jnp.where(value > 0, 1.0, 0.0)
     return jnp.where(ends, largest, below), jnp.where(ends, 1 - largest, above)
@@ -35,9 +43,11 @@ compiled_tails = eqx.filter_jit(mixture_tails)
 
 
 @eqx.filter_jit
-def mixture_quantile(components: Distribution, p: Numbers, c: Numbers) -> Numbers:
+def mixture_quantile(components: Distribution, p: Numbers, c: Numbers, axis: int = -1) -> Numbers:
     """The p-quantile, c = 1 − p: of the two, the smaller one is what is looked for."""
-    shape = jnp.broadcast_shapes(p.shape, components.batch_shape[:-1])
+    rows = list(components.batch_shape)
+    del rows[axis]
+    shape = jnp.broadcast_shapes(p.shape, tuple(rows))
     p, c = jnp.broadcast_to(p, shape), jnp.broadcast_to(c, shape)
     if isinstance(components, CLASSES):
         return _class_quantile(components, p, c)
@@ -51,24 +61,49 @@ def mixture_quantile(components: Distribution, p: Numbers, c: Numbers) -> Number
     ends = jnp.where(p == 0, 0.0 if counts else -jnp.inf, jnp.where(c == 0, jnp.inf, jnp.nan))
     p, c = jnp.where(inside, p, 0.5), jnp.where(inside, c, 0.5)
     # The quantile of a mixture lies between the smallest and the largest of its components.
-    low, high = quantile_bounds(components, p[..., None], c[..., None])
-    low, high = jnp.min(low, axis=-1), jnp.max(high, axis=-1)
+    low, high = quantile_bounds(components, jnp.expand_dims(p, axis), jnp.expand_dims(c, axis))
+    low, high = jnp.min(low, axis=axis), jnp.max(high, axis=axis)
     if counts:
         low, high = jnp.full_like(high, -1.0), jnp.ceil(high) + 1
     ends = jnp.where(inside, jnp.nan, ends)
     inside = inside & (jnp.minimum(p, c) >= smallest_tail(components))
-    return jnp.where(inside, _bisected(components, p, c, low, high, 1.0 if counts else None), ends)
+    return jnp.where(inside, _bisected(components, p, c, low, high, 1.0 if counts else None, axis), ends)
+
+
+def middle(components: Distribution, axis: int = -1) -> Numbers:
+    """Half-way between the quantiles ½ ± π/100, of every target: the median, but that it does not jump where
+    no mass is."""
+    while isinstance(components, Independent):
+        components = components.base_dist
+    levels = jnp.array([0.5 - _BESIDE, 0.5 + _BESIDE], jnp.asarray(components.mean).dtype)
+    return jnp.mean(jax.vmap(lambda p: _with_derivative(components, p, axis))(levels), axis=0)
+
+
+def _with_derivative(components: Distribution, p: Numbers, axis: int) -> Numbers:
+    """The p-quantile q, with the derivative dq = −∂F(q)/density(q), since bisection has none."""
+    fixed = jax.tree.map(jax.lax.stop_gradient, components)
+    found = mixture_quantile(fixed, p, 1 - p, axis)
+    below = mixture_tails(components, found, axis)[0]
+    density = jnp.mean(jnp.exp(jnp.asarray(fixed.log_prob(jnp.expand_dims(found, axis)))), axis=axis)
+    moves = (jax.lax.stop_gradient(below) - below) / jnp.maximum(density, jnp.finfo(density.dtype).tiny)
+    return found + moves
 
 
 def _bisected(
-    components: Distribution, p: Array, c: Array, low: Array, high: Array, spacing: float | None
+    components: Distribution,
+    p: Array,
+    c: Array,
+    low: Array,
+    high: Array,
+    spacing: float | None,
+    axis: int,
 ) -> Numbers:
     """The smallest y between low and high with P(Y ≤ y) ≥ p: on a grid of that spacing, or all of
     float32."""
     kind = jnp.finfo(p.dtype)
     # Around 0 no interval is narrow for its ends: there, the number of steps decides. Bounds of heavy tails
     # are as far away as 1/p.
-    most = 2 * kind.nmant + jnp.ceil(-jnp.log2(jnp.min(jnp.minimum(p, c))))
+    most = 2 * kind.nmant + jnp.ceil(-jnp.log2(jnp.min(jnp.minimum(p, c), initial=0.5)))
 
     def is_wide(low: Array, high: Array) -> Array:
         smallest = kind.eps * jnp.maximum(jnp.abs(low), jnp.abs(high)) if spacing is None else spacing
@@ -82,7 +117,7 @@ def _bisected(
         steps, low, high = state
         middle = low + (high - low) / 2
         middle = middle if spacing is None else jnp.floor(middle)
-        below, above = mixture_tails(components, middle)
+        below, above = mixture_tails(components, middle, axis)
         enough = jnp.where(p <= c, below >= p, above <= c)
         # What is narrow stays as it is: a row's number must not depend on those beside it.
         goes_on = is_wide(low, high)

@@ -31,7 +31,7 @@ from measureflow.tables.methods import Method
 from measureflow.tables.models import Model, Shape, default_shapes
 from measureflow.tables.reading import targets_of
 from measureflow.tables.scaling import moments
-from measureflow.tables.tails import moments_of, warn_of_tails
+from measureflow.tables.tails import mean_of, moments_of, warn_of_tails
 from measureflow.tables.targets import (
     Head,
     TargetUnits,
@@ -276,10 +276,10 @@ class EnsembleRegressor(RegressorMixin, AbstractEnsemble):
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean, and with `return_std` also the predictive standard deviation."""
-        found = self._map(moments_of, X)
-        mean, deviation = self._in_units(found.mean), self._in_units(found.deviation, shifted=False)
-        warn_of_tails(found, mean, with_deviation=return_std)
-        return (mean, deviation) if return_std else mean
+        found = self._map(moments_of if return_std else mean_of, X)
+        mean = self._in_units(found.mean)
+        warn_of_tails(found, mean)
+        return (mean, self._in_units(found.deviation, shifted=False)) if return_std else mean
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
         """The ends of the central interval that holds the target with probability `coverage`."""

@@ -17,42 +17,54 @@ _MOST = 0.99
 
 
 class Moments(NamedTuple):
-    """Of every row: the mean and the deviation; and how much of the law is below the mean, and within a
-    deviation of it, where targets are seen through a function, whose inverse stretches tails."""
+    """Of every row: the mean, and the deviation, where it is asked for; and how much of the law is below the
+    mean, and within a deviation of it, where targets are seen through a function, whose inverse stretches
+    tails."""
 
     mean: Any
-    deviation: Any
+    deviation: Any = None
     below: Any = None
     within: Any = None
 
 
+def mean_of(law: Mixture | TransformedMixture) -> Moments:
+    """Of a predictive law, without its deviation, which some laws do not have."""
+    below = law.cdf(law.mean) if isinstance(law, TransformedMixture) else None
+    return Moments(law.mean, below=below)
+
+
 def moments_of(law: Mixture | TransformedMixture) -> Moments:
-    """Those of a predictive law."""
-    mean, deviation = law.mean, jnp.sqrt(law.variance)
-    if not isinstance(law, TransformedMixture):
-        return Moments(mean, deviation)
-    within = law.cdf(mean + deviation) - law.cdf(mean - deviation)
-    return Moments(mean, deviation, law.cdf(mean), within)
+    """All of them."""
+    found = mean_of(law)._replace(deviation=jnp.sqrt(law.variance))
+    if found.below is None:
+        return found
+    return found._replace(
+        within=law.cdf(found.mean + found.deviation) - law.cdf(found.mean - found.deviation)
+    )
 
 
-def warn_of_tails(moments: Moments, mean: np.ndarray, *, with_deviation: bool) -> None:
+def warn_of_tails(moments: Moments, mean: np.ndarray) -> None:
     """Where so little of the law makes a mean or a deviation that it misleads; or all of it, so that `mean`,
     that in the units of the targets, is infinite."""
     remedy = "use predict_interval(X), or predict_dist(X).median"
-    if len(rows := np.flatnonzero(~np.isfinite(mean))):
+    if len(rows := _rows(~np.isfinite(mean))):
         _warn(
             f"the mean of {counted(len(rows), 'row')} is infinite, of row {rows[0]} first: so far from the "
-            f"training rows, a law of log y has no mean that is a number; {remedy}."
+            f"training rows, a law of a function of y has no mean that is a number; {remedy}."
         )
         return
-    below, within = moments.below, moments.within if with_deviation else None
-    for name, where, share in (("mean", "below it", below), ("deviation", "within one of the mean", within)):
-        if share is not None and len(rows := np.flatnonzero(share > _MOST)):
+    cases = (("mean", "below it", moments.below), ("deviation", "within one of the mean", moments.within))
+    for name, where, share in cases:
+        if share is not None and len(rows := _rows(share > _MOST)):
             _warn(
                 f"the {name} of {counted(len(rows), 'row')} is made by a far tail, of row {rows[0]} first: "
                 f"more than {_MOST:.0%} of the law lies {where}; {remedy}, which tails hardly move."
             )
-            return
+
+
+def _rows(of_targets: np.ndarray) -> np.ndarray:
+    """The rows of which something is true of a target."""
+    return np.flatnonzero(of_targets.reshape(len(of_targets), -1).any(axis=1))
 
 
 def _warn(text: str) -> None:
