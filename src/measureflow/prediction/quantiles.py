@@ -70,6 +70,7 @@ def mixture_quantile(components: Distribution, p: Numbers, c: Numbers, axis: int
     return jnp.where(inside, _bisected(components, p, c, low, high, 1.0 if counts else None, axis), ends)
 
 
+@eqx.filter_jit
 def middle(components: Distribution, axis: int = -1) -> Numbers:
     """Half-way between the quantiles ½ ± π/100, of every target: the median, but that it does not jump where
     no mass is."""
